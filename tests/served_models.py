@@ -29,6 +29,24 @@ class Steady(Square):
         return super().predict(batch)
 
 
+class Slow(weir.Model):
+    """Takes half a second."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(0.5)
+        return batch
+
+
+class Lines(weir.Model):
+    """Cannot be loaded, for a reason of several lines."""
+
+    def load(self) -> None:
+        raise ValueError("one\ntwo\x1b[2J")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
 class Cpus(weir.Model):
     """Tells on which CPUs it runs."""
 

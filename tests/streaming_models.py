@@ -155,10 +155,7 @@ class Prefixes(Model):
     def predict(self, batch: list[dict[str, Any]]) -> Any:
         for count in range(1, max(len(item["x"]) for item in batch) + 1):
             yield {
-                index: {
-                    "sum": item["x"][:count].sum(axis=0, keepdims=True),
-                    "rows": numpy.array([count], "int32"),
-                }
+                index: {"sum": item["x"][:count].sum(axis=0, keepdims=True), "rows": numpy.array([count], "int32")}
                 for index, item in enumerate(batch)
                 if count <= len(item["x"])
             }

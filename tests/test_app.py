@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -24,7 +23,8 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 from tests.hosted import Square
 from tests.late import openapi_spec_validator
-from tests.served import CLEAN, MODELS, still_running, until
+from tests.rings import subcases
+from tests.served import CLEAN, still_running, until
 
 import weir
 from weir.catalog.loading import make_service
@@ -39,39 +39,6 @@ def test_refused_parameters_show_no_secrets() -> None:
     with pytest.raises(SettingsError, match=r"params=.'size': 3, 'api_key': '[*]{3}'.: got an unexpected") as caught:
         make_service(ModelToServe("tests.served_models:Square", "square", params, [], {}), [])
     assert "hunter2" not in str(caught.value)
-
-
-HANGING = """
-import asyncio, sys
-import weir.app
-from weir.app import App, run
-from weir.settings import read_settings
-from weir.telemetry.logs import logging_to
-
-weir.app.END_LIMIT = 0.1
-
-class Hangs(App):
-    async def _drain(self):
-        await asyncio.Event().wait()
-
-settings = read_settings([sys.argv[1]], {"port": ["0"], "drain_timeout": ["0.1"]}, {})
-with logging_to(settings.telemetry):
-    run(Hangs(settings), lambda: print("ready", flush=True))
-"""
-
-
-def test_a_server_that_does_not_end_leaves_behind_what_hangs_and_says_so() -> None:
-    command = [sys.executable, "-c", HANGING, f"{MODELS}:Square"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CLEAN
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=200)
-    assert process.returncode == 1
-    assert "not everything ends" in log
-    assert re.search(r"processes=\d", log)
 
 
 GOES_ON = """
@@ -95,7 +62,7 @@ stuck.start()
 """
 
 
-def test_a_program_goes_on_after_its_server_and_ends_with_what_hangs_left_behind() -> None:
+def test_a_program_goes_on_after_its_server_and_ends_despite_what_hangs() -> None:
     command = [sys.executable, "-c", GOES_ON]
     done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, timeout=200, check=False)
     assert "goes on\n" in done.stdout, done.stderr
@@ -107,16 +74,7 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SERVERS = {
     "uvicorn": ["uvicorn", "tests.hosted:app", "--fd", "{fd}"],
-    "gunicorn": [
-        "gunicorn",
-        "tests.hosted:app",
-        "-k",
-        "uvicorn_worker.UvicornWorker",
-        "-b",
-        "fd://{fd}",
-        "--workers",
-        "2",
-    ],
+    "gunicorn": ["gunicorn", "tests.hosted:app", "-kuvicorn_worker.UvicornWorker", "-bfd://{fd}", "--workers=2"],
     "hypercorn": ["hypercorn", "tests.hosted:app", "--bind", "fd://{fd}"],
 }
 
@@ -127,13 +85,9 @@ def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subproc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
         filled = [part.format(fd=listener.fileno()) for part in command]
-        path = os.pathsep.join([str(ROOT), *sys.path])
-        process = subprocess.Popen(
-            [sys.executable, "-m", *filled],
-            pass_fds=[listener.fileno()],
-            env={**os.environ, "PYTHONPATH": path, **variables},
-            process_group=0,
-        )
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **variables}
+        command = [sys.executable, "-m", *filled]
+        process = subprocess.Popen(command, pass_fds=[listener.fileno()], env=env, process_group=0)
         port = listener.getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}", process
@@ -145,37 +99,39 @@ def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subproc
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
-    with hosted(SERVERS[server]) as (url, process):
-        with httpx.Client(base_url=url) as client:
-            assert client.post("/infer/square", content=b"3").json() == 9
+def test_a_real_server_serves_and_leaves_nothing_behind(server: str, tmp_path: Path) -> None:
+    variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if server == "gunicorn" else {}
+    with hosted(SERVERS[server], **variables) as (url, process):
+        assert httpx.post(f"{url}/infer/square", content=b"3").json() == 9
+        newer = server == "hypercorn"
+        with httpx.Client(base_url=url, http1=not newer, http2=newer) as client:
+            answer = client.post("/infer/square", content=b"4")
+            assert (answer.http_version, answer.content) == ("HTTP/2" if newer else "HTTP/1.1", b"16")
             assert client.post("/inference/batch", json=[1, "a", 2]).json()[2] == {"output": 4}
             assert client.get("/health/ready").json()["ready"] is True
-            assert b'weir_requests_total{code="200",frontend="http",model="square"}' in client.get("/metrics").content
+            assert b'weir_requests_total{code="200",frontend="http",model="square"' in client.get("/metrics").content
             refused = client.post("/infer/cube", json=1)
             assert (refused.status_code, refused.json()["error"]["type"]) == (404, "ModelNotFound")
+        if server == "gunicorn":  # its processes show what all of them count
+            for number in range(20):
+                assert httpx.post(f"{url}/infer/square", content=str(number)).json() == number * number
+            assert 'weir_workers{model="square",pid="' in httpx.get(f"{url}/metrics").text
+            until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # each process writes for the last time
         process.wait(200)
         assert not still_running(family)
-
-
-def test_http_2() -> None:
-    with (
-        hosted(SERVERS["hypercorn"]) as (url, _),
-        httpx.Client(http1=False, http2=True, base_url=url) as client,
-    ):
-        answer = client.post("/infer/square", content=b"3")
-        assert (answer.http_version, answer.content) == ("HTTP/2", b"9")
-        large = client.post("/infer/square", content=b" " * (17 << 20))
-        assert (large.status_code, large.json()["error"]["type"]) == (413, "TooLarge")
-        assert client.post("/infer/square", json=4).json() == 16
+    if server == "gunicorn":
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(tmp_path / "weir"))
+        labels = {"model": "square", "frontend": "http", "code": "200"}
+        assert registry.get_sample_value("weir_requests_total", labels) == 23
+        assert len(list(tmp_path.glob("weir/counter_*.db"))) == 2
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    command = ["uvicorn", "tests.hosted:broken", "--fd", "{fd}"]
-    with hosted(command) as (_, process):
+    with hosted(["uvicorn", "tests.hosted:broken", "--fd", "{fd}"]) as (_, process):
         assert process.wait(200) != 0
 
 
@@ -188,41 +144,34 @@ def asgi_get(app: Any, path: str, headers: dict[str, str] | None = None) -> http
 
 
 def test_settings_go_where_they_belong() -> None:
-    app = weir.asgi(Square, "tests.hosted:Broken", max_batch_size=7, explain=True, routes={"square": "/sq"})
+    class Mine(weir.Service):
+        model = Doubles
+
+    service = weir.Service(Square, name="mine", executor=FakeExecutor())
+    app = weir.asgi(Square, "tests.hosted:Broken", service, Mine, max_batch_size=7, routes={"square": "/sq"})
     index = asgi_get(app, "/").json()
-    assert [model["name"] for model in index["models"]] == ["square", "broken"]
+    assert [model["name"] for model in index["models"]] == ["square", "broken", "mine", "doubles"]
     assert "/sq" in index["models"][0]["paths"]
     assert "/metrics" in index["pages"]
     assert asgi_get(app, "/models/square").json()["settings"]["max_batch_size"] == 7
+    assert asgi_get(weir.asgi(Square, metrics=False), "/metrics").status_code == 404
+    before = TABLE[DeadlineExceeded]
+    try:
+        with TestClient(weir.asgi(Square, executor="inline", timeout_status=408)) as client:
+            metrics = client.get("/metrics").text
+        assert http_code(DeadlineExceeded("late")) == 408
+        assert "weir_held_bytes 0.0" in metrics and "weir_held_refusals_total 0.0" in metrics
+    finally:
+        TABLE[DeadlineExceeded] = before
 
 
-def test_a_service_is_taken_as_it_is() -> None:
-    service = weir.Service(Square, name="mine", executor=FakeExecutor())
-    app = weir.asgi(service, metrics=False)
-    assert asgi_get(app, "/models/mine").json()["model"] == "mine"
-    assert asgi_get(app, "/metrics").status_code == 404
-
-
-def test_a_class_of_services_is_taken_too() -> None:
-    class Mine(weir.Service):
-        model = Square
-
-    index = asgi_get(weir.asgi(Mine, executor="inline"), "/").json()
-    assert index["models"][0]["name"] == "square"
-
-
-def test_callers_may_need_a_key_there_too(tmp_path: Path) -> None:
+def test_callers_may_need_a_key_and_the_description_says_so(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("k3y")
     app = weir.asgi(weir.Service(Square, executor="inline"), api_key_file=str(tmp_path / "keys"))
     for outer, root in ((app, ""), (Starlette(routes=[Mount("/ml", app=app)]), "/ml")):
         assert asgi_get(outer, f"{root}/models").status_code == asgi_get(outer, f"{root}/metrics").status_code == 401
         assert asgi_get(outer, f"{root}/models", {"Authorization": "Bearer k3y"}).status_code == 200
         assert asgi_get(outer, f"{root}/health/live").status_code == 200
-
-
-def test_the_description_says_that_a_key_is_wanted(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("k3y")
-    app = weir.asgi(weir.Service(Square, executor="inline"), api_key_file=str(tmp_path / "keys"))
     described = asgi_get(app, "/openapi.json", {"Authorization": "Bearer k3y"}).json()
     openapi_spec_validator.OpenAPIV31SpecValidator(described).validate()
     assert described["security"] == [{"key": []}]
@@ -234,55 +183,27 @@ def test_the_description_says_that_a_key_is_wanted(tmp_path: Path) -> None:
     assert "security" not in asgi_get(weir.asgi(Square, executor="inline"), "/openapi.json").json()
 
 
-def test_an_application_can_be_mounted_in_another() -> None:
-    async def ask() -> tuple[Any, Any]:
-        async with service, httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://test") as client:
-            answer = await client.post("/ml/infer/square", json=3)
-            described = await client.get("/ml/openapi.json")
-            return answer.json(), described.json()["servers"]
-
+async def test_an_application_can_be_mounted_in_another() -> None:
     service = weir.Service(Square, executor=FakeExecutor(lambda items: [item**2 for item in items]))
     outer = Starlette(routes=[Mount("/ml", app=weir.asgi(service))])
-    assert asyncio.run(ask()) == (9, [{"url": "."}])  # /ml/, as the document is /ml/openapi.json
+    async with service, httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://test") as client:
+        assert (await client.post("/ml/infer/square", json=3)).json() == 9
+        servers = (await client.get("/ml/openapi.json")).json()["servers"]
+    assert servers == [{"url": "."}]  # /ml/, as the document is /ml/openapi.json
 
 
-def test_an_application_is_composed_as_a_server_is() -> None:
-    before = TABLE[DeadlineExceeded]
-    try:
-        with TestClient(weir.asgi(Square, executor="inline", timeout_status=408)) as client:
-            metrics = client.get("/metrics").text
-        assert http_code(DeadlineExceeded("late")) == 408
-        assert "weir_held_bytes 0.0" in metrics and "weir_held_refusals_total 0.0" in metrics
-    finally:
-        TABLE[DeadlineExceeded] = before
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("settings", "says"),
     [
-        ({"max_batch_sise": 3}, "max_batch_size"), ({"port": 80}, "port"), ({"max_body_size": 0}, "max_body_size"),
+        ({"max_batch_sise": 3}, "max_batch_size"),
+        ({"port": 80}, "port"),
+        ({"max_body_size": 0}, "max_body_size"),
         ({"routes": {"square": "/health/x"}}, "reserved"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(weir.SettingsError, match=says):
         weir.asgi(Square, **settings)
-
-
-def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -> None:
-    with hosted(SERVERS["gunicorn"], PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as (url, process):
-        for number in range(20):
-            assert httpx.post(f"{url}/infer/square", content=str(number)).json() == number * number
-        shown = httpx.get(f"{url}/metrics").text
-        assert 'weir_workers{model="square",pid="' in shown
-        until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
-        process.send_signal(signal.SIGTERM)  # each process writes for the last time
-        process.wait(200)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path / "weir"))
-    labels = {"model": "square", "frontend": "http", "code": "200"}
-    assert registry.get_sample_value("weir_requests_total", labels) == 20
-    assert len(list(tmp_path.glob("weir/counter_*.db"))) == 2
 
 
 class Doubles(weir.Model):
@@ -306,8 +227,7 @@ def test_a_web_application_runs_its_services_and_what_it_mounts() -> None:
 
 
 def test_a_mounted_application_whose_lifespan_has_not_run_says_so() -> None:
-    app = Starlette(routes=[Mount("/m", weir.asgi(Doubles, executor="thread"))])
-    with TestClient(app) as client:
+    with TestClient(Starlette(routes=[Mount("/m", weir.asgi(Doubles, executor="thread"))])) as client:
         refused = client.post("/m/infer/doubles", json=3)
     assert refused.status_code == 503
     assert "is not ready: not started; start it with" in refused.json()["error"]["message"]

@@ -32,45 +32,6 @@ from weir.text_server.bert_as_service.frames import GREETING, frame, ready
 from weir.text_server.bert_as_service.port import Port
 from weir.wire.kserve_grpc import ModelInferRequest
 
-MODEL = """
-import weir
-
-
-class Length(weir.Model):
-    def predict(self, batch):
-        return [len(item) for item in batch]
-
-
-class Grid(weir.Model):
-    inputs = (weir.Tensor("x", "FP32", [-1, 3]),)
-    outputs = (weir.Tensor("sum", "FP32", [-1]),)
-
-    def predict(self, batch):
-        return {"sum": batch["x"].sum(axis=1)}
-
-
-class Whole(weir.Model):
-    inputs = (weir.Tensor("x", "INT64", [-1, -1]),)
-    outputs = (weir.Tensor("sum", "INT64", [-1]),)
-
-    def predict(self, batch):
-        return {"sum": batch["x"].sum(axis=1)}
-
-
-class Words(weir.Model):
-    def predict(self, batch):
-        for item in batch:
-            yield [item]
-
-
-class Measured(weir.Model):
-    @classmethod
-    def measure(cls, item):
-        return weir.Measure(cost=len(item))
-
-    def predict(self, batch):
-        return [len(item) for item in batch]
-"""
 BODY, SENT = 200_000, 60_000  # bytes: how long a body is, and how much of it is sent
 NAMES = {"model": "length", "model_name": "length", "model_version": "1"}
 # Added to those of the descriptions, which leave out what is there for other clients.
@@ -84,8 +45,9 @@ MORE = {
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run each product with all that it has."""
     folder: Path = tmp_path_factory.mktemp("charged")
-    (folder / "model.py").write_text(MODEL)
-    models: tuple[object, ...] = tuple(f"{folder / 'model.py'}:{name}" for name in ("Length", "Grid", "Words"))
+    models: tuple[object, ...] = tuple(
+        f"{Path(__file__).parent}/charged_models.py:{name}" for name in ("Length", "Grid", "Words")
+    )
     if request.param != "serve":
         models = (tiny.model(folder / "text"), "--cache", folder / "cache", "--no-calibrate")
     more = "--batch-dir", folder / "jobs", "--arena-bytes", 0  # the arena has a limit of its own
@@ -259,11 +221,9 @@ READ = {
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, int]]:
+def narrow() -> Iterator[tuple[Served, int]]:
     """Run a server with room for the bodies, but not for what is read from them."""
-    folder: Path = tmp_path_factory.mktemp("narrow")
-    (folder / "model.py").write_text(MODEL)
-    models = [f"{folder / 'model.py'}:{name}" for name in ("Grid", "Whole", "Measured")]
+    models = [f"{Path(__file__).parent}/charged_models.py:{name}" for name in ("Grid", "Whole", "Measured")]
     with Served(*models, "--max-waiting-bytes", 2_500_000, "--arena-bytes", 0, "--grpc-port", 0) as running:
         port = int(running.until_logged(r"address=grpc://\S+?:(\d+)")[1])
         yield running.until_ready(), port

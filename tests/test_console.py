@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from rich.table import Table
 from tests.served import serving, weir
+from tests.test_on_demand import fill
 
 from weir import console
 
@@ -37,92 +38,10 @@ def test_no_name_and_no_address_is_broken_in_a_narrow_terminal(columns: str) -> 
     assert max(map(len, shown.splitlines())) <= int(columns)
 
 
-def test_no_name_and_no_address_is_broken_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    table.add_column("url", no_wrap=True)
-    table.add_row("m" * 70, "http://127.0.0.1:12345")
-    console._print(table)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["m" * 70, "http://127.0.0.1:12345"]
-
-
-MODELS = """
-from typing import Literal
-
-import msgspec
-import pydantic
-import weir
-
-
-class Point(pydantic.BaseModel):
-    kind: Literal["point"]
-    at: list[float]
-    note: str | None = None
-
-
-class Size(msgspec.Struct):
-    width: int
-    inner: "Size | None" = None
-
-
-class Echo(weir.Model):
-    def predict(self, batch):
-        return batch
-
-
-class Typed(Echo):
-    Input = Point
-
-    def postprocess(self, item):
-        return item.kind
-
-
-class Struct(Echo):
-    Input = Size
-
-    def postprocess(self, item):
-        return item.width
-
-
-class Arrays(Echo):
-    inputs = [weir.Tensor("x", "FP32", [-1, 2, -1]), weir.Tensor("names", "BYTES", [-1])]
-    outputs = inputs
-
-
-class Large(Echo):
-    inputs = outputs = [weir.Tensor("x", "FP32", [-1, 3, 224, 224])]
-
-
-class Words(weir.Model):
-    streaming = True
-    examples = ["it\'s here"]
-
-    def predict(self, batch):
-        for word in batch[0].split():
-            yield {0: word}
-
-
-class Upload(Echo):
-    content_types = ["multipart/form-data"]
-
-    def decode(self, body):
-        return len(body)
-
-
-class Picture(Upload):
-    content_types = ["image/png"]
-
-
-class Untyped(Echo):
-    pass
-"""
-
-
 def test_each_model_has_a_command_that_is_answered(tmp_path: Path) -> None:
-    (tmp_path / "console_models.py").write_text(MODELS)
     (tmp_path / "FILE").write_bytes(b"1234567")
     names = ["Typed", "Struct", "Arrays", "Large", "Words", "Upload", "Picture", "Untyped"]
-    targets = [f"{tmp_path}/console_models.py:{name}" for name in names]
+    targets = [f"{Path(__file__).parent}/console_models.py:{name}" for name in names]
     with serving(*targets, "--executor", "thread", "--max-batch-size", "1") as (served, _):
         lines = [line.strip() for line in re.findall(r"^  curl .*", served.table, re.MULTILINE)]
         commands = {line.rpartition("/")[2]: line for line in lines}
@@ -140,26 +59,14 @@ def test_each_model_has_a_command_that_is_answered(tmp_path: Path) -> None:
     assert json.loads(answers["picture"]) == 7 and json.loads(answers["upload"]) > 100
 
 
-def test_a_json_log_has_no_table(tmp_path: Path) -> None:
-    (tmp_path / "console_models.py").write_text(MODELS)
-    with serving(f"{tmp_path}/console_models.py:Untyped", "--executor", "thread", "--log-format", "json") as (
-        served,
-        _,
-    ):
-        assert "curl" not in served.table
-
-
 def test_a_server_whose_models_are_all_on_demand_prints_no_empty_table(tmp_path: Path) -> None:
-    (tmp_path / "untyped" / "1").mkdir(parents=True)
-    (tmp_path / "untyped" / "1" / "model.py").write_text(
-        "import weir\nclass Untyped(weir.Model):\n    def predict(self, batch):\n        return batch\n"
-    )
+    fill(tmp_path, 1)
     flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
     with serving(*flags) as (served, client):
         first, _, last = served.table.splitlines()
-        assert first == f"on demand: 1 model, as by curl -d ITEM {served.url}/infer/untyped"
+        assert first == f"on demand: 1 model, as by curl -d ITEM {served.url}/infer/m0"
         assert last == f"Ready at {served.url}"
-        assert client.post("/infer/untyped", json=3).json() == 3
+        assert client.post("/infer/m0", json=3).json() == ["m0", 3]
 
 
 COUNT = f"{Path(__file__).parent / 'streaming_models.py'}:Count"

@@ -1,18 +1,4 @@
-import subprocess
-import sys
-
 import weir
-
-LOADED_WITHOUT_NEED = (
-    "asyncio",
-    "uvicorn",
-    "starlette",
-    "pydantic",
-    "prometheus_client",
-    "numpy",
-    "msgspec",
-    "cloudpickle",
-)
 
 
 def test_the_public_names_are_these() -> None:
@@ -34,18 +20,3 @@ def test_every_public_name_is_there_also_those_that_load_late() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(weir, "Servise")
-
-
-def test_importing_weir_loads_little() -> None:
-    script = f"""
-import sys, weir
-print(*[name for name in {LOADED_WITHOUT_NEED} if name in sys.modules])
-"""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == []
-
-
-def test_a_service_loads_no_web_server() -> None:
-    script = "import sys, weir; weir.Service; print(*[name for name in ('uvicorn', 'starlette', 'numpy') if name in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == []

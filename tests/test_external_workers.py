@@ -10,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
-from tests.served import CLEAN, MODELS, Served, weir
+from tests.rings import subcases
+from tests.served import CLEAN, MODELS, Served, weir_here
+from tests.served import serving as served_to_a_client
 
 from weir.bench.vectors import reserve_ports
 
@@ -29,19 +30,12 @@ def program(*command: object) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with reserve_ports(1) as (port,):
-        yield f"unix:{tmp_path}/w.sock" if request.param == "unix" else f"tcp:127.0.0.1:{port}"
-
-
 @contextmanager
 def serving(address: str, *worker: object, workers: int = 1) -> Iterator[tuple[Served, list[subprocess.Popen[str]]]]:
     """A server with so many external workers, which wait for it."""
+    flags = ("--name", "m", "--worker-socket", address, "--workers", workers)
     with ExitStack() as stack:
-        served = stack.enter_context(
-            Served("weir:External", "--name", "m", "--worker-socket", address, "--workers", workers)
-        )
+        served = stack.enter_context(Served("weir:External", *flags))
         served.until_logged("waits for workers")
         programs = [stack.enter_context(program(*worker, address)) for _ in range(workers)]
         yield served.until_ready(), programs
@@ -52,16 +46,13 @@ def ask(client: httpx.Client, body: str) -> tuple[int, object]:
     return answer.status_code, answer.json()
 
 
-def client_of(served: Served) -> httpx.Client:
-    return httpx.Client(base_url=served.url, timeout=60)
-
-
-def test_a_worker_in_perl(address: str) -> None:
+def test_a_worker_in_perl(tmp_path: Path) -> None:
     def squares(client: httpx.Client) -> list[object]:
         return [answer for _, answer in many.map(lambda number: ask(client, str(number)), range(40))]
 
-    with serving(address, "perl", PERL_WORKER, workers=2) as (served, programs):
-        with ThreadPoolExecutor(8) as many, client_of(served) as client:
+    with serving(f"unix:{tmp_path}/w.sock", "perl", PERL_WORKER, workers=2) as (served, programs):
+        assert os.stat(tmp_path / "w.sock").st_mode & 0o777 == 0o600  # nobody else can attach
+        with ThreadPoolExecutor(8) as many, httpx.Client(base_url=served.url, timeout=60) as client:
             assert squares(client) == [n * n for n in range(40)]
             code, refused = ask(client, '"x"')
             assert code == 422
@@ -91,10 +82,14 @@ class Picky(weir.Model):
 """
 
 
-def test_a_model_of_weir_attaches_and_its_errors_keep_their_types(address: str, tmp_path: Path) -> None:
+def test_a_model_of_weir_attaches_and_its_errors_keep_their_types(tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
     command = (sys.executable, "-m", "weir", "worker", f"{tmp_path}/picky.py:Picky", "--connect")
-    with serving(address, *command) as (served, [worker]), client_of(served) as client:
+    with (
+        reserve_ports(1) as (port,),
+        serving(f"tcp:127.0.0.1:{port}", *command) as (served, [worker]),
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
         assert ask(client, "3") == (200, 9)
         for body, code, kind in (
             ("13", 500, "ModelError"),
@@ -113,8 +108,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "weir", "worker", f"{MODELS}:Square", "--connect")
     with program(*command, address) as worker:
         for _ in range(2):
-            server = Served("weir:External", "--name", "m", "--worker-socket", address)
-            with server as served, client_of(served.until_ready()) as client:
+            with served_to_a_client("weir:External", "--name", "m", "--worker-socket", address) as (_, client):
                 assert ask(client, "4") == (200, 16)
         assert worker.poll() is None
         worker.send_signal(signal.SIGHUP)
@@ -123,7 +117,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
         assert worker.returncode == 0
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "complaint"),
     [
         (("serve", "weir:External"), "worker_socket=None"),
@@ -135,14 +129,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_take_one_line_to_say(arguments: tuple[str, ...], complaint: str) -> None:
-    ended = weir(*arguments)
+    ended = weir_here(*arguments)
     assert ended.returncode == 2, ended.stderr
     assert complaint in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-def test_nobody_else_can_attach(tmp_path: Path) -> None:
-    path = tmp_path / "w.sock"
-    with Served("weir:External", "--worker-socket", f"unix:{path}") as served:
-        served.until_logged("waits for workers")
-        assert os.stat(path).st_mode & 0o777 == 0o600

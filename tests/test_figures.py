@@ -9,7 +9,7 @@ from weir.figures import figure, files_of, html_table
     ("path", "name"),
     [("it", "it"), ("it.png", "it"), ("a b/it.svg", "a b/it"), ("square.profile", "square.profile"), ("v1.2", "v1.2")],
 )
-def test_a_figure_is_two_files_and_only_their_endings_are_no_part_of_its_name(path: str, name: str) -> None:
+def test_a_figure_is_two_files_whose_endings_are_no_part_of_its_name(path: str, name: str) -> None:
     assert files_of(Path(path)) == (Path(f"{name}.png"), Path(f"{name}.svg"))
 
 

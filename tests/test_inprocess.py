@@ -9,7 +9,7 @@ from tests.catalog.repository.shelf import write
 from tests.serving.kit import Square
 from tests.serving.test_blocking import run_script, together
 
-from weir import Model, ModelError, ModelNotFound, SettingsError
+from weir import Model, ModelError, ModelNotFound
 from weir.errors import Conflict
 from weir.inprocess import InProcess
 
@@ -101,8 +101,3 @@ def test_models_of_a_repository_come_when_they_are_called(tmp_path: Path) -> Non
         assert client.model_metadata("m3")["inputs"][0]["name"] == "x"
         with pytest.raises(ModelNotFound):
             client.infer("m4", {"x": x})
-
-
-def test_memory_is_for_models_on_demand() -> None:
-    with pytest.raises(SettingsError, match="model_memory='1GB': is for model_control='on-demand'"):
-        InProcess(Square, model_memory="1GB")

@@ -88,27 +88,22 @@ def test_a_refusal_has_the_shape_of_its_protocol_and_names_the_way_in(running: R
     assert 'Basic realm="weir"' in page.headers.get_list("www-authenticate")
 
 
-@pytest.mark.parametrize("size", [10, 100_000, 1_000_000])
-def test_the_fast_lane_asks_before_it_reads_a_body(running: Running, size: int) -> None:
-    body = json.dumps([3] * (size // 3)).encode()
-    for refused in ({}, {"Authorization": "Bearer no"}):
-        for _ in range(3):  # the fast path remembers heads that come again
+def test_the_fast_lane_asks_before_it_reads_a_body(running: Running) -> None:
+    for size in (10, 100_000, 1_000_000):
+        body = json.dumps([3] * (size // 3)).encode()
+        for refused in ({}, {"Authorization": "Bearer no"}) * 3:  # the fast path remembers heads that come again
             with httpx.Client(base_url=running.url) as client:
                 assert client.post("/infer/square", json=3, headers=SENT).json() == 9
                 assert client.post("/infer/square/batch", content=body, headers=refused).status_code == 401
-    waiting = request_to(running, "POST", "/infer/square", content=body, headers={"Expect": "100-continue"})
-    assert waiting.status_code == 401
+        waiting = request_to(running, "POST", "/infer/square", content=body, headers={"Expect": "100-continue"})
+        assert waiting.status_code == 401
 
 
 def test_browsers_send_it_as_a_password_and_ask_first_for_others_pages(running: Running) -> None:
     password = base64.b64encode(f"me:{KEY}".encode()).decode()
     assert request_to(running, "GET", "/dashboard", headers={"Authorization": f"Basic {password}"}).status_code == 200
-    asking = {
-        "Origin": "http://there",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
-    }
-    first = request_to(running, "OPTIONS", "/infer/square", headers=asking)
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    first = request_to(running, "OPTIONS", "/infer/square", headers={"Origin": "http://there", **asking})
     assert first.status_code == 200 and first.headers["access-control-allow-headers"] == "authorization"
     refused = request_to(running, "POST", "/infer/square", json=3, headers={"Origin": "http://there"})
     assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://there"

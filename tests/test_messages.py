@@ -1,27 +1,4 @@
-from typing import Any
-
-import pytest
-
-from weir.messages import Batch, ChildOrigin, Trace, carry, child_of
-
-
-def fields(batch: Batch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in Batch.__slots__}
-
-
-def test_a_replaced_batch_differs_in_the_named_fields_alone() -> None:
-    batch = Batch(1, ["a"], "t", "u", 2, 3, 4)
-    whole = fields(batch)
-    assert len(set(map(str, whole.values()))) == len(whole)  # so that none has the value of another
-    for name in Batch.__slots__:
-        assert fields(batch.replaced(**{name: "new"})) == {**whole, name: "new"}
-    assert fields(batch) == whole
-
-
-def test_a_field_that_there_is_not_is_refused() -> None:
-    with pytest.raises(TypeError, match="a Batch has no payload"):
-        Batch(1, [], "", "").replaced(payload=[])
-
+from weir.messages import ChildOrigin, Trace, carry, child_of
 
 CALLER = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
@@ -32,7 +9,7 @@ def test_a_trace_names_its_span_and_whether_it_is_recorded() -> None:
     assert Trace(1, 2, sampled=False).traceparent.endswith("-00")
 
 
-def test_a_request_with_a_span_is_the_origin_of_others_and_one_without_has_the_same_origin() -> None:
+def test_a_request_with_a_span_is_the_origin_of_others() -> None:
     trace = Trace(1, 2)
     assert child_of(trace) == ChildOrigin(trace)
     carrier = {"traceparent": CALLER}

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import weir
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_exposition
-from weir.metrics import MAX_METRICS, MAX_SERIES, Change, MetricReport, ModelMetrics, ReportedMetrics
+from weir.metrics import MAX_METRICS, MAX_SERIES, ModelMetrics, ReportedMetrics
 from weir.telemetry.recorder import Metrics
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -96,19 +96,17 @@ async def test_what_workers_count_is_added_up_and_outlives_them(executor: str) -
             assert gauges.items() <= found.items()
 
 
-def test_a_name_of_another_kind_or_of_the_server_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        metrics = Metrics()
-        first = weir.Service(Words, executor="inline", observers=[metrics])
-        second = weir.Service(Told, executor="inline", observers=[metrics])
-        async with first, second:
-            await first.infer("a b")
-            found = shown(metrics, first, second, namespace="acme")
-        assert found["words_total", "plain", "words"] == 2 and found["words_total", "told", "told"] == 1
-        assert ("text_length", "told", "0") not in found and found["text_length_count", "words"] == 1
-        assert not [name for name in found if name[0] == "acme_words"]
+async def test_a_name_of_another_kind_or_of_the_server_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
 
-    asyncio.run(main())
+    metrics = Metrics()
+    first = weir.Service(Words, executor="inline", observers=[metrics])
+    second = weir.Service(Told, executor="inline", observers=[metrics])
+    async with first, second:
+        await first.infer("a b")
+        found = shown(metrics, first, second, namespace="acme")
+    assert found["words_total", "plain", "words"] == 2 and found["words_total", "told", "told"] == 1
+    assert ("text_length", "told", "0") not in found and found["text_length_count", "words"] == 1
+    assert not [name for name in found if name[0] == "acme_words"]
     hidden = [record.getMessage() for record in caplog.records if "is not shown" in record.getMessage()]
     assert len(hidden) == 2 and "metric 'acme_words' of model 'told' is not shown" in hidden[0]
 
@@ -119,18 +117,6 @@ async def test_a_streaming_model_reports_with_its_parts() -> None:
         stream = service.infer_stream(1)
         assert [part async for part in stream] == [0, 1]
         assert shown(metrics, service)["parts_given_total", "parts"] == 2
-
-
-def test_a_model_may_call_something_of_its_own_metrics() -> None:
-    class Alone(weir.Model):
-        def load(self) -> None:
-            self.metrics: Any = ["its own"]
-
-        def predict(self, batch: list[Any]) -> list[Any]:
-            return batch
-
-    with weir.BlockingService(Alone, executor="thread") as service:
-        assert service.infer(3) == 3
 
 
 def test_names_labels_and_buckets_are_checked() -> None:
@@ -182,27 +168,3 @@ def test_the_number_of_series_is_bounded_in_the_worker_and_in_the_server(caplog:
     assert [record.getMessage() for record in caplog.records] == [
         "a model has 1000 series of metrics; no more are begun"
     ] * 2
-
-
-def test_sums_of_several_workers_and_of_a_changed_model() -> None:
-    def reports(kind: str, value: float) -> list[MetricReport]:
-        metrics = ModelMetrics()
-        if kind == "counter":
-            metrics.counter("x").inc(value)
-        else:
-            metrics.gauge("x").set(value)
-        return metrics.take() or []
-
-    sums, others = ReportedMetrics(), ReportedMetrics()
-    for worker in range(2):
-        sums.add(worker, reports("counter", 1.5))
-    others.add(0, reports("counter", 4.0))
-    sums.merge(others)
-    assert sums.by_name["x"].series == {((), ""): Change((), 7.0, [])}
-    sums.add(0, reports("gauge", 1.0))
-    sums.add(1, reports("gauge", 2.0))
-    assert [worker for _, worker in sums.by_name["x"].series] == ["0", "1"]
-    sums.forget(0)
-    assert [worker for _, worker in sums.by_name["x"].series] == ["1"]
-    sums.forget()
-    assert not sums.by_name["x"].series

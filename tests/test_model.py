@@ -106,17 +106,6 @@ def test_words_of_their_own_are_no_slips() -> None:
     assert check_model(model) is model
 
 
-def test_a_setting_with_a_misspelt_name_is_refused() -> None:
-    class Slow(Model):
-        drain_timeouts = 3.0
-
-        def predict(self, batch: Any) -> Any:
-            return batch
-
-    with pytest.raises(SettingsError, match=r"Slow\.drain_timeouts: unknown attribute; did you mean drain_timeout"):
-        compose(check_model(Slow), {})
-
-
 def test_hooks_that_are_awaited_are_refused() -> None:
     async def predict(self: Model, batch: Any) -> Any:
         return batch

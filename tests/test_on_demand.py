@@ -1,5 +1,6 @@
 """Models on demand, served by the real command: loaded by their first requests, and evicted when others need their memory."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.parts import demand
 from tests.catalog.repository.shelf import write
 from tests.client.kit import MAKE, Running
+from tests.rings import subcases
 from tests.served import Served, serving, weir_here
 
 from weir.client import GrpcClient, HttpClient
@@ -43,27 +45,19 @@ def states(client: httpx.Client) -> dict[str, str]:
 def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path: Path) -> None:
     names = fill(tmp_path, 40)
     flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
+    order = Random(1).choices(names, weights=[1 / rank for rank in range(1, 41)], k=30)
     with serving(*flags) as (_, client):
-        random = Random(1)
-        order = random.choices(names, weights=[1 / rank for rank in range(1, 41)], k=30)
 
         def call(number: int) -> Any:
-            name = order[number]
             if number % 2:
-                answer = client.post(f"/infer/{name}", json=number)
-                return [answer.status_code, answer.json()]
+                return client.post(f"/infer/{order[number]}", json=number).json()
             tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [str(number)]}
-            answer = client.post(f"/v2/models/{name}/infer", json={"inputs": [tensor]})
-            return [answer.status_code, answer.json()]
+            answer = client.post(f"/v2/models/{order[number]}/infer", json={"inputs": [tensor]}).json()
+            return [answer["model_name"], json.loads(answer["outputs"][0]["data"][0])[1]]
 
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(call, range(len(order))))
-        for number, (status, answer) in enumerate(answers):
-            assert status == 200, answer
-            if number % 2:
-                assert answer == [order[number], number]
-            else:
-                assert answer["model_name"] == order[number]
+        assert answers == [[name, number] for number, name in enumerate(order)]
         loaded = [name for name, state in states(client).items() if state == "loaded"]
         assert 0 < len(loaded) <= 5
         assert len(states(client)) == 40
@@ -147,7 +141,7 @@ class Double(weir.Model):
 """
 
 
-def test_their_workers_are_forked_from_a_process_that_has_loaded_what_all_need(tmp_path: Path) -> None:
+def test_workers_are_forked_from_a_process_that_has_loaded_what_all_need(tmp_path: Path) -> None:
     fill(tmp_path, 2, "arena_bytes = 0\n")
     flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
     with serving(*flags) as (served, client):
@@ -161,47 +155,22 @@ def test_their_workers_are_forked_from_a_process_that_has_loaded_what_all_need(t
         assert psutil.Process(first).ppid() == served.process.pid
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc", "websocket"])
-def test_every_channel_waits_for_a_model_that_was_not_read(tmp_path: Path, kind: str) -> None:
-    for name in ("one", "two"):
+def test_every_channel_waits_for_a_model_that_was_not_read(tmp_path: Path) -> None:
+    for name in (f"{kind}{number}" for kind in MAKE for number in (1, 2)):
         write(tmp_path, {f"{name}/1/model.py": DOUBLE, f"{name}/config.toml": CONFIG + 'executor = "thread"\n'})
-    flags = (
-        "--model-repository",
-        tmp_path,
-        "--model-control",
-        "on-demand",
-        "--model-memory",
-        "1GB",
-        "--grpc-port",
-        "0",
-    )
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "1GB", "--grpc-port", 0)
+    x = np.ones((1, 3), np.float32)
     with Served(*flags) as served:
-        served.until_grpc()
-        served.until_ready()
-        with MAKE[kind](Running(served, served.url, served.grpc)) as client:
-            assert client.model_ready("one") is True
-            for name in ("one", "two", "one"):
-                x = np.ones((1, 3), np.float32)
-                assert client.infer(name, {"x": x})["y"].tolist() == [[2.0, 2.0, 2.0]]
-            assert client.model_metadata("one")["inputs"][0]["name"] == "x"
+        served.until_grpc().until_ready()
+        for kind in ("http", "grpc", "websocket"):
+            with MAKE[kind](Running(served, served.url, served.grpc)) as client:
+                assert client.model_ready(f"{kind}1") is True
+                for number in (1, 2, 1):
+                    assert client.infer(f"{kind}{number}", {"x": x})["y"].tolist() == [[2.0, 2.0, 2.0]]
+                assert client.model_metadata(f"{kind}1")["inputs"][0]["name"] == "x"
 
 
-def test_models_whose_workers_are_killed_lose_no_request(tmp_path: Path) -> None:
-    names = fill(tmp_path, 3)
-    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "2GB")
-    with serving(*flags) as (_, client):
-        random, killed = Random(1), 0
-        for number in range(24):
-            name = random.choice(names)
-            if number % 3 == 0 and states(client)[name] == "loaded":
-                for worker in client.get(f"/models/{name}").json()["workers"]:
-                    psutil.Process(worker["pid"]).kill()
-                    killed += 1
-            assert client.post(f"/infer/{name}", json=number).json() == [name, number]
-        assert killed >= 2
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("flags", "error"),
     [
         (["--model-memory", "16GB"], "model_memory='16GB': is for model_control='on-demand'"),
@@ -215,9 +184,6 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path, flags: list[str]
     assert done.returncode != 0
     assert error in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_models_on_demand_are_those_of_a_repository() -> None:
     done = weir_here("serve", "tests.served_models:Square", "--model-control", "on-demand")
     assert "model_control='on-demand': is for the models of a --model-repository; give one" in done.stderr
 

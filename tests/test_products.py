@@ -116,34 +116,23 @@ def make(shop: Shop) -> App:
     return App(read_settings([TARGET], {"port": ["0"], "executor": ["inline"]}, {}), product=shop)
 
 
-def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
+async def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
     shop = Shop()
     app = make(shop)
-
-    async def ask() -> list[httpx.Response]:
-        ready = asyncio.Event()
-        running = asyncio.ensure_future(app.run(ready.set, signals=False))
-        await ready.wait()
-        async with httpx.AsyncClient(base_url=app.server.address) as client:
-            found = [await client.get(path) for path in ("/welcome", "/metrics", "/openapi.json", "/")]
-        app.end()
-        await running
-        return found
-
-    welcome, metrics, described, index = asyncio.run(ask())
+    ready = asyncio.Event()
+    running = asyncio.ensure_future(app.run(ready.set, signals=False))
+    await ready.wait()
+    async with httpx.AsyncClient(base_url=app.server.address) as client:
+        paths = ("/welcome", "/metrics", "/openapi.json", "/")
+        welcome, metrics, described, index = [await client.get(path) for path in paths]
+    app.end()
+    await running
     assert welcome.text == "welcome to square"
     assert 'weir_shelves{model="square"} 3.0' in metrics.text
     assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
     assert index.json()["pages"]["/welcome"] == "Greet"
-    assert shop.heard == [
-        "frontend start",
-        "start",
-        "frontend refuse",
-        "drain",
-        "frontend drain",
-        "frontend stop",
-        "stop",
-    ]
+    ended = ["frontend refuse", "drain", "frontend drain", "frontend stop", "stop"]
+    assert shop.heard == ["frontend start", "start", *ended]
     assert shop.unready == (False, {"square": "draining"})
 
 

@@ -1,7 +1,6 @@
 """A model is replaced again and again while callers ask it over HTTP: nobody notices but by the answers."""
 
 import asyncio
-import logging
 import os
 import signal
 import time
@@ -91,68 +90,51 @@ async def asked_all_the_time(port: int) -> AsyncIterator[Answers]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def reload(folder: Path, reloads: int) -> None:
+@asynccontextmanager
+async def serving(folder: Path, **flags: list[str]) -> AsyncIterator[tuple[Path, App]]:
+    """Write the first generation of a model to a file, and serve that; end by a signal."""
     file = folder / "generation_model.py"
     file.write_text(MODEL.format(generation=0))
-    app = App(read_settings([f"{file}:Generation"], {"port": ["0"], "log_level": ["error"]}, {}))
+    app = App(read_settings([f"{file}:Generation"], {"port": ["0"], **flags}, {}))
     ready = asyncio.Event()
-    serving = asyncio.create_task(app.run(ready.set))
+    running = asyncio.create_task(app.run(ready.set))
     await ready.wait()
+    yield file, app
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+
+
+async def test_an_edited_model_is_loaded_again_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failures() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "keeps running unchanged" in each.getMessage()]
+
+    async with serving(tmp_path, reload=["true"]) as (file, app), asked_all_the_time(app.server.port) as answers:
+        for generation in (1, 2):
+            file.write_text(MODEL.format(generation=generation))
+            await answers.until(lambda: bool(answers) and answers[-1].generation == generation)  # noqa: B023 - see below
+            if generation == 1:
+                file.write_text("no Python")
+                await answers.until(lambda: bool(failures()))
+                count = len(answers)
+                await answers.until(lambda: len(answers) > count + 5)  # noqa: B023 - it is over before the next
+                assert answers[-1].generation == 1
+    assert {answer.status for answer in answers} == {200}
+    (failure,) = failures()
+    assert "generation_model.py" in failure and "SyntaxError" in failure
+
+
+@pytest.mark.parametrize("reloads", [5, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])
+async def test_reloads_leave_no_gap_and_no_old_answer(tmp_path: Path, reloads: int) -> None:
     replaced_at = [0.0]
-    async with asked_all_the_time(app.server.port) as answers:
+    async with serving(tmp_path, log_level=["error"]) as (file, app), asked_all_the_time(app.server.port) as answers:
         for generation in range(1, reloads + 1):
             file.write_text(MODEL.format(generation=generation))
             await app.manager.load_model("generation")
             replaced_at.append(time.monotonic())
             await answers.until(lambda: answers[-1].generation == generation)  # noqa: B023 - it is over before the next
-    os.kill(os.getpid(), signal.SIGTERM)
-    await serving
     assert {answer.status for answer in answers} == {200}
     for answer in answers:
-        newest = bisect(replaced_at, answer.asked_at) - 1
-        assert answer.generation >= newest
+        assert answer.generation >= bisect(replaced_at, answer.asked_at) - 1
     assert {answer.generation for answer in answers} == set(range(reloads + 1))
-
-
-async def edit(folder: Path, failures: list[str]) -> None:
-    failed = asyncio.Event()
-
-    class Failures(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "keeps running unchanged" in record.getMessage():
-                failures.append(record.getMessage())
-                failed.set()
-
-    handler = Failures()
-    logging.getLogger("weir").addHandler(handler)
-    file = folder / "generation_model.py"
-    file.write_text(MODEL.format(generation=0))
-    app = App(read_settings([f"{file}:Generation"], {"port": ["0"], "reload": ["true"]}, {}))
-    ready = asyncio.Event()
-    serving = asyncio.create_task(app.run(ready.set))
-    await ready.wait()
-    async with asked_all_the_time(app.server.port) as answers:
-        file.write_text(MODEL.format(generation=1))
-        await answers.until(lambda: bool(answers) and answers[-1].generation == 1)
-        file.write_text("no Python")
-        await failed.wait()
-        count = len(answers)
-        await answers.until(lambda: len(answers) > count + 5)
-        assert answers[-1].generation == 1
-        file.write_text(MODEL.format(generation=2))
-        await answers.until(lambda: answers[-1].generation == 2)
-    os.kill(os.getpid(), signal.SIGTERM)
-    await serving
-    logging.getLogger("weir").removeHandler(handler)
-    assert {answer.status for answer in answers} == {200}
-
-
-def test_an_edited_model_is_loaded_again_and_a_broken_one_is_not(tmp_path: Path) -> None:
-    failures: list[str] = []
-    asyncio.run(edit(tmp_path, failures))
-    assert len(failures) == 1 and "generation_model.py" in failures[0] and "SyntaxError" in failures[0]
-
-
-@pytest.mark.parametrize("reloads", [5, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])
-def test_reloads_leave_no_gap_and_no_old_answer(tmp_path: Path, reloads: int) -> None:
-    asyncio.run(reload(tmp_path, reloads))

@@ -19,12 +19,6 @@ class Plain(Model):
         return batch
 
 
-SPELLED_OUT = (
-    "--name --workers --max-batch-size --policy --max-queue-delay --max-queue-size --timeout --predict-timeout "
-    "--pipeline-depth --max-body-size --host --port --uds --param --env --log-format --log-level --drain-timeout"
-)
-
-
 def read(
     *targets: str, flags: dict[str, list[str]] | None = None, env: dict[str, str] | None = None, config: Any = None
 ) -> Settings:
@@ -60,19 +54,6 @@ def test_each_setting_is_stated_once() -> None:
     assert [flag for flag, count in flags.items() if count > 1] == []
 
 
-def test_each_setting_is_a_flag_a_key_and_a_variable(toml: Any) -> None:
-    assert set(SPELLED_OUT.split()) <= {declared.flag for declared in declared_settings().values()}
-    declared = declared_settings()["max_batch_size"]
-    assert (declared.flag, declared.variable) == ("--max-batch-size", "WEIR_MAX_BATCH_SIZE")
-    assert declared_settings()["params"].flag == "--param"
-
-
-def test_a_target_alone_says_nothing_more() -> None:
-    settings = read("square:Square")
-    assert settings.models == [ModelToServe("square:Square", "square", {}, [], {})]
-    assert settings.http.port == 8000 and settings.telemetry.log_format == "text"
-
-
 @pytest.mark.parametrize(
     ("target", "name"), [("a.b:Square", "square"), ("dir/a.py:Outer.Inner", "inner"), ("c:\\x.py:MiniLM", "minilm")]
 )
@@ -98,14 +79,6 @@ def test_params_are_merged_key_by_key(toml: Any) -> None:
     file = toml("params = {a = 1, b = 1, c = 1, d = 1}\n[models.square.params]\nb = 2\nc = 2\nd = 2\n")
     model = sole("m:Square", config=file, env={"WEIR_PARAMS": "c=3 d=3"}, flags={"params": ["d=4"]})
     assert model.params == {"a": 1, "b": 2, "c": 3, "d": 4}
-
-
-def test_flags_apply_to_every_target() -> None:
-    models = read("m:One", "m:Two", flags={"workers": ["3"], "env": ["A=1"]}).models
-    assert [(model.name, model.settings) for model in models] == [
-        ("one", {"workers": 3, "env": [{"A": "1"}]}),
-        ("two", {"workers": 3, "env": [{"A": "1"}]}),
-    ]
 
 
 def test_a_file_may_say_what_is_served(toml: Any) -> None:
@@ -197,10 +170,6 @@ def test_a_value_against_its_rule_names_where_it_was_set(toml: Any) -> None:
     assert "--port=70000: must be a port number" in refused("m:A", flags={"port": ["70000"]})
 
 
-def test_rules_between_settings_hold_too() -> None:
-    assert "tls_keyfile='k': needs tls_certfile too" in refused("m:A", flags={"tls_keyfile": ["k"]})
-
-
 def test_the_same_setting_given_twice_is_refused(toml: Any) -> None:
     assert "--policy: given 2 times (full, greedy)" in refused("m:A", flags={"policy": ["full", "greedy"]})
     assert "must be given once" in refused("m:A", flags={"params": ["a=1", "a=2"]})
@@ -214,11 +183,6 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refused("m:A", config=tmp_path / "missing.toml")
     (tmp_path / "odd.toml").write_bytes(b"\xff")
     assert "cannot be read" in refused("m:A", config=tmp_path / "odd.toml")
-
-
-def test_nothing_to_serve_is_refused(toml: Any) -> None:
-    assert "nothing to serve" in refused()
-    assert "[models.a]: no target" in refused(config=toml("[models.a]\nworkers = 1"))
 
 
 def test_what_kubernetes_says_of_a_service_called_weir_is_not_for_us() -> None:

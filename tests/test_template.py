@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import template
 from tests.served import CLEAN, MODELS, Served, start_weir, weir
 from tests.template import Forked, can_fork
 
 
-def test_a_fork_has_its_own_arguments_folder_environment_output_and_exit_code(tmp_path: Path) -> None:
+def test_a_fork_has_its_own_arguments_folder_environment_and_exit_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import weir, os\nclass Mine(weir.Model):\n    examples = (os.environ['MINE'],)\n    def predict(self, batch): return batch\n"
     )
@@ -55,7 +54,3 @@ def test_what_only_an_interpreter_of_its_own_would_read_is_not_forked(monkeypatc
     assert isinstance(process, subprocess.Popen) and process.communicate()[0].startswith("weir ")
     monkeypatch.setenv("PYTHONHASHSEED", "2")
     assert not can_fork(CLEAN)
-
-
-def test_there_is_one_process_to_fork_from() -> None:
-    assert template.start() is template.start()

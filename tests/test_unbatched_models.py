@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,9 +18,9 @@ import tritonclient.http as triton
 from onnx import TensorProto, helper
 from tests.catalog.repository.shelf import write
 from tests.late import onnxruntime
+from tests.rings import subcases
 from tests.served import Served
 from tritonclient.utils import np_to_triton_dtype, shared_memory
-from websockets.sync.client import connect
 
 GRPC_CLIENT = Path(__file__).parent / "frontends" / "grpc" / "clients" / "calling.py"
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
@@ -58,25 +59,13 @@ CASES: dict[str, tuple[bytes, str, list[Arrays]]] = {
         onnx_file([node("Softmax", "x", "y", axis=0)], {"x": (FLOAT, (3,))}, {"y": (FLOAT, (3,))}),
         ALONE, [{"x": floats(3)} for _ in range(6)],
     ),
-    "softmax_unsaid": (
-        onnx_file([node("Softmax", "x", "y", axis=0)], {"x": (FLOAT, ("n", 2))}, {"y": (FLOAT, ("n", 2))}),
-        "", [{"x": floats(rows, 2)} for rows in (1, 3, 3, 3, 5)],
-    ),
     "image": (
         onnx_file([node("ReduceMean", "x", "y", axes=[0], keepdims=1)], {"x": (FLOAT, (3, 8, 8))}, {"y": (FLOAT, (1, 8, 8))}),
         "", [{"x": floats(3, 8, 8)} for _ in range(6)],
     ),
-    "image_said": (
-        onnx_file([node("ReduceMean", "x", "y", axes=[0], keepdims=1)], {"x": (FLOAT, (3, 8, 8))}, {"y": (FLOAT, (1, 8, 8))}),
-        ALONE + 'input [{ name: "x" data_type: TYPE_FP32 dims: [3, 8, 8] }]', [{"x": floats(3, 8, 8)} for _ in range(6)],
-    ),
     "scalar": (
         onnx_file([node("Add", "x x", "y")], {"x": (FLOAT, ())}, {"y": (FLOAT, ())}),
         "", [{"x": np.array(number, np.float32)} for number in (1, 2, 3)],
-    ),
-    "total": (
-        onnx_file([node("ReduceSum", "x", "y", keepdims=0)], {"x": (FLOAT, ("n", "m"))}, {"y": (FLOAT, ())}),
-        "", [{"x": floats(rows, 2)} for rows in (1, 2, 3)],
     ),
     # The protocol's own example: inputs and outputs of their own lengths.
     "example": (
@@ -132,10 +121,14 @@ def server(repository: Path) -> Iterator[Served]:
         yield served
 
 
+@cache
+def session_of(repository: Path, name: str) -> Any:
+    file = repository / name / "1" / "model.onnx"
+    return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+
 def truth(repository: Path, name: str, given: Arrays) -> Arrays:
-    session = onnxruntime.InferenceSession(
-        str(repository / name / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    session = session_of(repository, name)
     names = [each.name for each in session.get_outputs()]
     return dict(zip(names, session.run(names, given), strict=True))
 
@@ -174,15 +167,12 @@ def infer_over_grpc(server: Served, requests: list[tuple[str, Arrays]], folder: 
     return answers
 
 
-@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("binary", [False, True])
-def test_each_request_gets_what_onnxruntime_answers_to_it(
-    server: Served, repository: Path, name: str, binary: bool
-) -> None:
-    requests = CASES[name][2] * 3
+def test_each_request_gets_what_onnxruntime_answers_to_it(server: Served, repository: Path, binary: bool) -> None:
+    requests = [(name, given) for name, case in CASES.items() for given in case[2]] * 3
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda given: infer(server, name, given, binary=binary), requests))
-    for given, found in zip(requests, answers, strict=True):
+        answers = list(pool.map(lambda each: infer(server, *each, binary=binary), requests))
+    for (name, given), found in zip(requests, answers, strict=True):
         check(name, given, found, repository)
 
 
@@ -198,16 +188,11 @@ def client(server: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", CASES)
+@subcases("name", CASES)
 def test_the_metadata_and_the_configuration_say_so(client: httpx.Client, repository: Path, name: str) -> None:
-    session = onnxruntime.InferenceSession(
-        str(repository / name / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    session = session_of(repository, name)
     metadata, config = client.get(f"/v2/models/{name}").json(), client.get(f"/v2/models/{name}/config").json()
-    for key, ours, theirs in (
-        ("inputs", "input", session.get_inputs()),
-        ("outputs", "output", session.get_outputs()),
-    ):
+    for key, ours, theirs in (("inputs", "input", session.get_inputs()), ("outputs", "output", session.get_outputs())):
         shapes = [[length if isinstance(length, int) else -1 for length in each.shape] for each in theirs]
         assert [each["shape"] for each in metadata[key]] == [each["dims"] for each in config[ours]] == shapes
     assert config["max_batch_size"] == 0
@@ -221,7 +206,7 @@ def test_a_request_of_another_shape_is_refused_and_spoils_nobody(client: httpx.C
     assert answer.json()["error"] == "tensor 'x': has shape [1, 8, 8], must be [3, 8, 8] (-1: any length)"
 
 
-@pytest.mark.parametrize("name", ["softmax", "image", "scalar", "repeat"])
+@subcases("name", ["softmax", "image", "scalar", "repeat"])
 def test_the_native_endpoints_do_so_too(client: httpx.Client, repository: Path, name: str) -> None:
     requests = CASES[name][2]
     items = [{key: array.tolist() for key, array in given.items()} for given in requests]
@@ -230,22 +215,6 @@ def test_the_native_endpoints_do_so_too(client: httpx.Client, repository: Path, 
     for given, alone, beside in zip(requests, single, together, strict=True):
         for found in (alone, beside):
             check(name, given, {key: np.array(value) for key, value in found.items()}, repository)
-
-
-@pytest.mark.parametrize("name", ["softmax", "image", "scalar"])
-def test_websockets_do_so_too(server: Served, repository: Path, name: str) -> None:
-    requests = {str(number): given for number, given in enumerate(CASES[name][2])}
-    with connect(server.url.replace("http", "ws") + "/v2/ws") as socket:
-        for number, given in requests.items():
-            inputs = [
-                {"name": key, "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
-                for key, array in given.items()
-            ]
-            socket.send(json.dumps({"model_name": name, "id": number, "inputs": inputs}))
-        for _ in requests:
-            answer = json.loads(socket.recv())
-            found = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
-            check(name, requests[answer["id"]], found, repository)
 
 
 def test_a_chain_of_them_does_not_batch_either(client: httpx.Client, repository: Path) -> None:
@@ -284,11 +253,6 @@ def test_shared_memory_holds_the_whole_tensor(server: Served, repository: Path) 
         shared_memory.destroy_shared_memory_region(handle)
 
 
-def test_a_request_of_several_rows_is_refused_by_a_model_of_a_fixed_shape(server: Served, tmp_path: Path) -> None:
-    (said,) = infer_over_grpc(server, [("image", {"x": floats(6, 8, 8)})], tmp_path)
-    assert "has shape [6, 8, 8], must be [3, 8, 8]" in said
-
-
 def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Served, tmp_path: Path) -> None:
     requests = [floats(3), floats(1, 3), floats(3), floats(5, 3), floats(3), floats(3)]
     with ThreadPoolExecutor(6) as pool:
@@ -299,21 +263,6 @@ def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Se
     over_grpc = infer_over_grpc(server, [("amd", {"x": x}) for x in requests], tmp_path)
     for given, answer in zip(requests, over_grpc, strict=True):
         np.testing.assert_array_equal(answer["y"], given + given)
-
-
-@pytest.mark.parametrize(("name", "shape"), [("amd", (3,)), ("amd", (2, 3)), ("image", (3, 8, 8)), ("scalar", ())])
-def test_a_header_that_comes_again_means_the_same(
-    server: Served, repository: Path, name: str, shape: tuple[int, ...]
-) -> None:
-    with triton.InferenceServerClient(server.url.removeprefix("http://")) as http:
-        for _ in range(5):
-            x = floats(*shape).astype(np.float32) if shape else np.array(floats(1)[0])
-            tensor = triton.InferInput("x", list(shape), "FP32")
-            tensor.set_data_from_numpy(x)
-            found = http.infer(name, [tensor]).as_numpy("y")
-            expected = x + x if name == "amd" else truth(repository, name, {"x": x})["y"]
-            assert found.shape == np.shape(expected)
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -> None:

@@ -39,15 +39,6 @@ def test_a_server_is_measured_with_its_own_example_and_its_own_counts(served: Se
     assert (tmp_path / "a.png").exists() and (tmp_path / "a.svg").exists()
 
 
-def test_several_targets_side_by_side(served: Served) -> None:
-    urls = [f"{served.url}/infer/square", f"{served.url}/infer/power"]
-    report = bench(*urls, data=[2, 3], rate=400, duration=0.5, rounds=2, max_lag_ms=1e9)
-    assert list(report.outcomes) == urls
-    one, other = report.outcomes.values()
-    assert one.requests == other.requests == one.answered == other.answered
-    assert one.batches is not None and other.batches is not None and one.batches.count > 0 < other.batches.count
-
-
 def command(*arguments: object) -> int:
     """Run `weir bench` here: to start Python takes longer than all the rest."""
     code: int = command_line(["bench"])(["bench", *map(str, arguments)], standalone_mode=False)
@@ -95,12 +86,6 @@ def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Se
         with pytest.raises(SettingsError, match=wrong) as caught:
             command(*arguments)
         assert "\n" not in str(caught.value)
-
-
-def test_the_command_says_it_and_exits_with_2() -> None:
-    done = weir("bench", "http://127.0.0.1:1/x", "--rate", 5)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "weir: http://127.0.0.1:1/x: no server there: Connection refused\n"
 
 
 def test_what_a_server_has_recorded_can_be_played_again(served: Served, tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
-import asyncio
-import gc
-
 import pytest
 from tests.rings import subcases
 
-from weir.bench.connection import Address, AnswerReader, Garbage, HttpAnswer, Tasks, error_of, outcome_of, parse_address
+from weir.bench.connection import Address, AnswerReader, Garbage, HttpAnswer, error_of, outcome_of, parse_address
 from weir.errors import SettingsError
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
@@ -22,11 +19,6 @@ def test_answers_are_read_however_they_are_cut(step: int) -> None:
     data = ONE + CHUNKED + CLOSING
     found = [answer for at in range(0, len(data), step) for answer in reader.feed(data[at : at + step])]
     assert found == [HttpAnswer(200, b"9", True), HttpAnswer(200, b"abc", True), HttpAnswer(200, b"", False)]
-
-
-def test_bodies_are_kept_of_errors_only() -> None:
-    assert AnswerReader().feed(ONE) == [HttpAnswer(200, b"", True)]
-    assert AnswerReader().feed(with_body("400 Bad Request", b"why"))[0].body == b"why"
 
 
 def test_an_interim_answer_is_none() -> None:
@@ -88,38 +80,3 @@ def test_what_is_no_url_is_refused_in_one_line(url: str) -> None:
 
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
-
-
-async def test_they_are_held_until_their_end() -> None:
-    tasks, gate, done = Tasks(), asyncio.Event(), list[int]()
-
-    async def work(number: int) -> None:
-        await gate.wait()
-        done.append(number)
-
-    for number in range(3):
-        tasks.start(work(number))
-    gc.collect()
-    assert len(tasks) == 3
-    gate.set()
-    await tasks.wait()
-    assert done == [0, 1, 2]
-    await asyncio.sleep(0)  # they are let go of in the turn after their end
-    assert not tasks
-    await tasks.wait()
-
-
-async def test_what_runs_can_be_ended() -> None:
-    tasks, ends = Tasks(), list[str]()
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ends.append("ended")
-
-    tasks.start(work())
-    await asyncio.sleep(0)
-    await tasks.end()
-    assert ends == ["ended"]
-    await tasks.end()

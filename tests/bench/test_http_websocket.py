@@ -67,18 +67,6 @@ def test_answers_are_distinguished_by_id() -> None:
     assert outcome.answered == outcome.requests == 39
 
 
-def test_failures_are_counted_by_what_they_are() -> None:
-    async def refuse(socket: ServerConnection, number: int, asked: dict[str, Any]) -> None:
-        if number % 2:
-            said = {"error": "full", "id": asked["id"], "type": "Overloaded", "status": 429}
-            await socket.send(json.dumps(said))
-        else:
-            await answer(socket, asked)
-
-    outcome = measure(refuse)
-    assert outcome.errors == {"429 Overloaded": 20} and outcome.answered == 19
-
-
 def test_what_is_never_answered_is_given_up_and_withdrawn() -> None:
     withdrawn: list[str] = []
 

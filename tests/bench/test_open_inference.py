@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rings import spread
+from tests.rings import subcases
 from tests.served import MODELS, Served
 
 from weir.bench import HttpOptions, Report, bench, make_target
@@ -25,6 +25,9 @@ URLS = [
 ]  # fmt: skip
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 ANY_LAG = 1e9  # milliseconds: how late requests leave on a busy machine is not what is tested here
+
+
+GIVEN = json.dumps({"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["3"]}]})
 
 
 class Running:
@@ -61,38 +64,28 @@ def test_a_model_is_sent_what_its_metadata_declare(running: Running, url: str) -
         assert round(rows) % 3 == 0 and rows >= 3 * outcome.requests
 
 
-@pytest.mark.parametrize("url", spread(URLS, 2))
-def test_no_proxy_of_the_environment_is_asked(running: Running, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("http_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    outcome = put_load(running, url).outcome
-    assert outcome.answered == outcome.requests
-
-
-@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square"])
-def test_an_item_model_is_sent_its_example(running: Running, url: str) -> None:
-    outcome = put_load(running, url).outcome
+@subcases(
+    ("url", "data"),
+    [
+        ("{http}/v2/models/square/infer", None),
+        ("{ws}/square", None),
+        ("{http}/v2/models/square/infer#binary", GIVEN),
+        ("{ws}/square", GIVEN),
+        ("{grpc}/square", GIVEN),
+    ],
+)
+def test_an_item_model_is_sent_its_example_or_what_is_given(running: Running, url: str, data: str | None) -> None:
+    outcome = put_load(running, url, data).outcome
     assert outcome.answered == outcome.requests > 50
 
 
-@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer#binary", "{ws}/square", "{grpc}/square"])
-def test_the_given_request_is_sent_over_every_protocol(running: Running, url: str) -> None:
-    tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["3"]}
-    outcome = put_load(running, url, json.dumps({"inputs": [tensor]})).outcome
-    assert outcome.answered == outcome.requests > 50
-
-
-@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square", "{grpc}/square"])
-def test_what_the_model_refuses_is_reported_before_anything_is_measured(running: Running, url: str) -> None:
+@subcases("place", ["{http}/v2/models/{model}/infer", "{ws}/{model}", "{grpc}/{model}"])
+def test_what_the_model_refuses_is_reported_before_anything_is_measured(running: Running, place: str) -> None:
     tensor = {"name": "other", "datatype": "BYTES", "shape": [1], "data": ["3"]}
     with pytest.raises(SettingsError, match="other"):
-        put_load(running, url, json.dumps({"inputs": [tensor]}))
-
-
-@pytest.mark.parametrize("url", ["{http}/v2/models/nobody/infer", "{ws}/nobody", "{grpc}/nobody"])
-def test_a_model_that_is_not_there_is_named(running: Running, url: str) -> None:
+        put_load(running, place.replace("{model}", "square"), json.dumps({"inputs": [tensor]}))
     with pytest.raises(SettingsError, match="nobody"):
-        put_load(running, url)
+        put_load(running, place.replace("{model}", "nobody"))
 
 
 @pytest.mark.parametrize("url", ["ws://localhost:1/simple", "grpc://localhost:1/simple"])
@@ -141,3 +134,9 @@ def test_every_request_over_grpc_ends(fault: type[Exception] | None, silent: str
     assert outcome.answered == 0
     assert outcome.timeouts == (outcome.requests if fault is None else 0)
     assert outcome.errors == ({} if fault is None else {fault.__name__: outcome.requests})
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("http_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")

@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 import math
 import time
@@ -9,11 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 import uvloop
-from rich.console import Console
 from tests.bench.stubs import Echo
 
 from weir.bench import LoadSettings, Report, bench, run_bench
-from weir.bench.report import Display, draw, headline, markdown, state_line, table, to_dict
+from weir.bench.report import draw, headline, markdown, to_dict
 from weir.bench.run import Load, Outcome, Round, TargetTurn, make_outcome
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger
 from weir.errors import SettingsError
@@ -111,16 +109,6 @@ def report() -> Report:
     return made
 
 
-def test_the_report_as_json(report: Report) -> None:
-    read = msgspec.json.decode(msgspec.json.encode(to_dict(report)))
-    outcome = read["outcomes"]["a|b"]
-    assert outcome["requests"] == 180 and set(outcome["p50_ms"]) == {"value", "low", "high"}
-    assert outcome["batches"]["reasons"] == {"size": 3, "idle": 1}
-    assert outcome["lag"]["p99_ms"] > 0.0 and "times_ms" not in outcome
-    assert read["outcomes"]["c"]["p50_ms"] == {"value": None, "low": None, "high": None}
-    assert len(read["failures"]) == 3
-
-
 def test_the_report_as_markdown(report: Report) -> None:
     text = markdown(report)
     assert "|  | a\\|b | c |\n| --- | ---: | ---: |" in text
@@ -132,71 +120,9 @@ def test_the_report_as_markdown(report: Report) -> None:
     )
 
 
-def test_the_report_as_a_table(report: Report) -> None:
-    console = Console(width=100, record=True)
-    console.print(table(report))
-    text = console.export_text()
-    assert "send lag, ms: p50 / p99 / max" in text and "timed out" not in text and "p99.9" in text
-
-
-def test_the_report_as_a_figure(report: Report, tmp_path: Path) -> None:
-    draw(report, tmp_path / "drawn.png")
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-    svg = (tmp_path / "drawn.svg").read_text()
-    assert "share of requests that took longer" in svg and "a|b" in svg and "ms" in svg
-
-
-def test_a_figure_of_nothing_is_empty(tmp_path: Path) -> None:
-    draw(run(echo(outcome="500")), tmp_path / "drawn")
-    assert (tmp_path / "drawn.svg").exists()
-
-
-def test_the_line_of_the_progress_bar() -> None:
-    ledger = Ledger(np.arange(10) / 10.0)
-    ledger.begun = 4
-    for index in range(3):
-        ledger.sent[index] = index / 10.0 + 0.001
-        ledger.end(index, index / 10.0 + 0.02, "ok" if index else "500")
-    said = msgspec.json.decode(state_line(TargetTurn("echo", 1, 4, 10.0), ledger, 2.5))
-    assert said["done"] == 12.5 and said["whole"] == 40.0
-    assert said["text"] == "4 sent, 2 ok, 1 failed, p50 20 p99 20 ms, send lag 1 ms, echo"
-    empty = msgspec.json.decode(state_line(TargetTurn("echo", 0, 1, 10.0), Ledger(), 99.0))
-    assert empty["done"] == 10.0 and empty["text"] == "0 sent, 0 ok, 0 failed, echo"
-
-
-def test_the_bar_is_drawn_by_another_process_which_ends_with_the_run(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    async def show() -> None:
-        asked = asyncio.Event()
-
-        def clock() -> float:
-            asked.set()
-            return time.monotonic()
-
-        with Display(True, clock=clock) as display:
-            display.watch(TargetTurn("echo", 0, 1, 10.0), Ledger([0.0]))
-            asked.clear()  # from now on only `run` asks for the time, whenever it shows the state
-            shown = asyncio.ensure_future(display.run())
-            await asked.wait()
-            shown.cancel()
-
-    uvloop.run(show())
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_unknown_numbers_are_dashes() -> None:
-    report = run(echo(outcome="500"))
-    assert math.isnan(report.outcome.max_ms)
-    assert "| max | – |" in markdown(report)
-
-
-def test_where_a_loop_runs_bench_says_what_to_await() -> None:
-    async def within() -> None:
-        bench("http://localhost:1/infer/square", rate=5.0)
-
+async def test_where_a_loop_runs_bench_says_what_to_await() -> None:
     with pytest.raises(SettingsError, match="await run_bench"):
-        asyncio.run(within())
+        bench("http://localhost:1/infer/square", rate=5.0)
 
 
 def load(seconds: float = 10.0, rounds: int = 1, warm_up: float = 0.0) -> Load:
@@ -238,10 +164,6 @@ def test_each_end_is_counted_once() -> None:
     assert found.sent_rate == pytest.approx(0.6) and found.throughput == pytest.approx(0.1)
 
 
-def test_a_request_for_which_there_was_no_connection_is_our_lag() -> None:
-    assert outcome((1.0, 1.0, 2.0, OK), (1.0, None, 4.0, UNSENT)).lag.max_ms == pytest.approx(3000.0)
-
-
 def test_warm_up_is_cut_by_the_intended_instant() -> None:
     found = outcome((1.0, 1.0, 9.0, OK), (2.0, 2.0, 3.0, OK), (3.0, 3.0, 4.0, "500"), warm_up=2.0)
     assert found.requests == 2 and found.answered == 1 and found.times_ms.tolist() == pytest.approx([1000.0])
@@ -260,11 +182,6 @@ def test_rounds_are_laid_end_to_end() -> None:
     assert found.sent_rate == pytest.approx(0.1)
 
 
-def test_nothing_counted_is_no_number_and_no_error() -> None:
-    found = outcome((1.0, 1.0, 2.0, "500"))
-    assert math.isnan(found.response_time_ms.value) and math.isnan(found.p99_ms.value) and math.isnan(found.max_ms)
-
-
 def test_percentiles_and_their_intervals() -> None:
     rng = np.random.default_rng(1)
     times = rng.exponential(0.1, 20_000)
@@ -273,3 +190,17 @@ def test_percentiles_and_their_intervals() -> None:
     for estimate, true in ((found.response_time_ms, 100.0), (found.p50_ms, 69.3), (found.p99_ms, 460.5)):
         assert true in estimate and estimate.half_width < 0.2 * true
     assert math.isinf(outcome(*requests[:50]).p99_ms.high)  # too few to say
+
+
+def test_the_report_as_json_and_as_a_figure(report: Report, tmp_path: Path) -> None:
+    read = msgspec.json.decode(msgspec.json.encode(to_dict(report)))
+    outcome = read["outcomes"]["a|b"]
+    assert outcome["requests"] == 180 and set(outcome["p50_ms"]) == {"value", "low", "high"}
+    assert outcome["batches"]["reasons"] == {"size": 3, "idle": 1}
+    assert outcome["lag"]["p99_ms"] > 0.0 and "times_ms" not in outcome
+    assert read["outcomes"]["c"]["p50_ms"] == {"value": None, "low": None, "high": None}
+    assert len(read["failures"]) == 3
+    draw(report, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "drawn.svg").read_text()
+    assert "share of requests that took longer" in svg and "a|b" in svg and "ms" in svg

@@ -1,7 +1,7 @@
 import pytest
 from tests.telemetry.test_recorder import ask, code_of, dispatch
 
-from weir.bench.target import Batches, Counts, batches_of, read_counts
+from weir.bench.target import batches_of, read_counts
 from weir.errors import SettingsError
 from weir.messages import Reason, Timing
 from weir.telemetry.exposition import Exposition
@@ -33,17 +33,6 @@ def test_batches_are_what_was_counted_in_between() -> None:
     )
     assert found.mean_rows == pytest.approx(8 / 3)
     assert [found.queue_time_ms, found.predict_time_ms, found.total_time_ms] == pytest.approx([250.0, 500.0, 1000.0])
-
-
-def test_counts_add_up_and_go_back() -> None:
-    one = Counts(3.0, {"idle": 2.0}, {1.0: 1.0, 2.0: 1.0}, {"queue": 0.5}, {"queue": 3.0})
-    other = Counts(4.0, {"size": 1.0}, {4.0: 1.0}, {"queue": 0.5}, {"queue": 1.0})
-    both = Counts(7.0, {"idle": 2.0, "size": 1.0}, {1.0: 1.0, 2.0: 1.0, 4.0: 1.0}, {"queue": 1.0}, {"queue": 4.0})
-    assert one + other == both and batches_of(both - other) == batches_of(one)
-
-
-def test_a_model_that_did_nothing_has_no_batches() -> None:
-    assert batches_of(read_counts(shown(Metrics()), "square")) == Batches(0, 0.0, {}, {}, 0.0, 0.0, 0.0)
 
 
 def test_what_is_no_metrics_page_is_reported() -> None:

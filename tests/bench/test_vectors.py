@@ -1,34 +1,20 @@
 """The load and the tables of a server of sentence vectors, against a client that counts."""
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from weir.bench.vectors import (
-    Clients,
-    Connect,
-    Patience,
-    Table,
-    Tables,
-    TablesPlan,
-    as_json,
-    as_markdown,
-    draw,
-    measure,
-    measure_steady,
-    texts_of,
-)
+from weir.bench import vectors
 from weir.client import EmbeddingClient
 from weir.errors import InvalidRequest
 
-ONCE = Patience(1, 10.0)
+ONCE = vectors.Patience(1, 10.0)
 
 
 class Counting:
@@ -76,41 +62,28 @@ class Counting:
         yield from repeat(None, under_way)
 
     @contextmanager
-    def serve(self, flags: Sequence[str]) -> Iterator[Connect]:
+    def serve(self, flags: Sequence[str]) -> Iterator[vectors.Connect]:
         self.flags.append(list(flags))
         yield self.connect
 
 
 def test_clients_send_as_many_requests_as_configured_after_one_first() -> None:
     server = Counting()
-    rates = measure(server.connect, Clients(3, 5, 2), Patience(4, 60.0))
+    rates = vectors.measure(server.connect, vectors.Clients(3, 5, 2), vectors.Patience(4, 60.0))
     assert len(rates) == 3 and all(rate > 0 for rate in rates)
     assert server.requests == {5: 3 * (1 + 4)} and server.opened == 3
 
 
-def test_a_client_without_time_asks_once_all_the_same() -> None:
-    server = Counting()
-    measure(server.connect, Clients(1, 2, 2), Patience(100, 0.0))
-    assert server.requests == {2: 2}
-
-
 def test_an_error_of_a_call_is_that_of_the_measurement() -> None:
     with pytest.raises(InvalidRequest, match="no"):
-        measure(Counting("no").connect, Clients(4, 1, 1), ONCE)
+        vectors.measure(Counting("no").connect, vectors.Clients(4, 1, 1), ONCE)
 
 
-def test_steady_clients_keep_so_many_requests_under_way_until_all_have_been_counted() -> None:
+def test_steady_clients_keep_so_many_requests_under_way() -> None:
     server = Counting()
-    rates = measure_steady(server.connect, Clients(3, 2, 5, ahead=4), 0.0)
+    rates = vectors.measure_steady(server.connect, vectors.Clients(3, 2, 5, ahead=4), 0.0)
     assert len(rates) == 3 and all(rate > 0 for rate in rates)
     assert server.most_ahead == 4 and server.requests[2] >= 3 * (4 + 1)
-
-
-def test_steady_clients_ask_for_the_same_texts_whether_in_small_requests_or_in_large_ones() -> None:
-    small, large = Counting(), Counting()
-    measure_steady(small.connect, Clients(4, 1, 3, ahead=8), 0.0)
-    measure_steady(large.connect, Clients(2, 16, 3), 0.0)
-    assert small.texts == large.texts and len(large.texts) == 32
 
 
 def test_an_error_of_one_steady_client_ends_the_others() -> None:
@@ -122,22 +95,15 @@ def test_an_error_of_one_steady_client_ends_the_others() -> None:
         return server.connect()
 
     with pytest.raises(InvalidRequest, match="no"):
-        measure_steady(connect, Clients(2, 1, 1, ahead=2), 3600.0)
-
-
-def test_texts_have_the_words_that_were_requested_and_are_always_the_same() -> None:
-    texts = texts_of(Clients(2, 3, 7), ["a", "b"])
-    assert [len(each) for each in texts] == [3, 3]
-    assert all(len(text.split()) == 7 for each in texts for text in each)
-    assert texts == texts_of(Clients(2, 3, 7), ["a", "b"])
+        vectors.measure_steady(connect, vectors.Clients(2, 1, 1, ahead=2), 3600.0)
 
 
 def test_every_table_is_written_and_every_step_reported() -> None:
     server, told = Counting(), list[str]()
-    plan = TablesPlan(
-        [20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=Patience(1, 0.0), small_and_large=False
+    plan = vectors.TablesPlan(
+        [20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=vectors.Patience(1, 0.0), small_and_large=False
     )
-    tables = list(Tables(plan, server.serve, told.append).measure())
+    tables = list(vectors.Tables(plan, server.serve, told.append).measure())
     assert [table.title for table in tables] == [
         "Length of texts", "Texts in a batch of the server", "Pooled layer", "Texts in a request of one client", "Clients",
     ]  # fmt: skip
@@ -152,58 +118,37 @@ def test_every_table_is_written_and_every_step_reported() -> None:
 
 def test_small_requests_are_compared_with_large_ones() -> None:
     server, told = Counting(), list[str]()
-    plan = TablesPlan([], [], [], [], [], batch=4, patience=Patience(1, 0.0))
-    (table,) = Tables(plan, server.serve, told.append).measure()
+    plan = vectors.TablesPlan([], [], [], [], [], batch=4, patience=vectors.Patience(1, 0.0))
+    (table,) = vectors.Tables(plan, server.serve, told.append).measure()
     assert [row[:4] for row in table.rows] == [(8, 32, 1, 256), (2, 1, 128, 256)]
     assert "of the throughput of large ones (target: 0.9 or more)" in table.remark and len(told) == plan.steps
-
-
-def test_it_reports_what_one_text_at_a_time_gets() -> None:
-    (table,) = Tables(
-        TablesPlan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
-    ).measure()
-    assert "With 1 at a time it gets " in table.remark
-
-
-def test_an_empty_plan_starts_nothing() -> None:
-    server = Counting()
-    assert list(Tables(TablesPlan([], [], [], [], small_and_large=False), server.serve, _nobody).measure()) == []
-    assert server.flags == []
-
-
-def _nobody(said: Any) -> None:
-    raise AssertionError(said)
-
-
-def test_a_table_is_markdown() -> None:
-    table = Table("Clients", ["clients", "texts/s"], [(1, 75.0), (1024, 1234.5)], "Alone.")
-    assert table.markdown() == (
-        "### Clients\n\n| clients | texts/s |\n| ---: | ---: |\n| 1 | 75.0 |\n| 1,024 | 1,234 |\n\nAlone.\n"
-    )
 
 
 # The tables of sentence vectors in files.
 
 
 TABLES = [
-    Table("Clients", ["clients", "texts/s each", "texts/s in all"], [(1, 75.0, 75.0), (2, 50.5, 101.0)], "Each waits."),
-    Table("Small requests and large ones", ["clients", "requests in flight each", "texts/s"], [(8, 32, 9.5)]),
+    vectors.Table(
+        "Clients", ["clients", "texts/s each", "texts/s in all"], [(1, 75.0, 75.0), (2, 50.5, 101.0)], "Each waits."
+    ),
+    vectors.Table("Small requests and large ones", ["clients", "requests in flight each", "texts/s"], [(8, 32, 9.5)]),
 ]
 MACHINE = {"machine": "two CPUs", "versions": {"weir": "0.1.0"}}
 
 
-def test_json_has_the_numbers_as_they_were_measured() -> None:
-    read = json.loads(as_json(TABLES, MACHINE))
-    assert read["machine"] == MACHINE and read["tables"][0]["rows"] == [[1, 75.0, 75.0], [2, 50.5, 101.0]]
-
-
 def test_markdown_says_at_its_end_what_was_measured_on() -> None:
-    text = as_markdown(TABLES, MACHINE)
+    text = vectors.as_markdown(TABLES, MACHINE)
     assert "| 2 | 50.5 | 101 |" in text and text.endswith("<sub>machine two CPUs, versions weir 0.1.0.</sub>\n")
 
 
 def test_a_picture_has_a_panel_for_each_table_of_one_thing_that_changes(tmp_path: Path) -> None:
-    draw(TABLES, tmp_path / "tables.svg")
+    vectors.draw(TABLES, tmp_path / "tables.svg")
     drawn = (tmp_path / "tables.svg").read_text()
     assert "Clients" in drawn and "texts/s in all" in drawn and "Small requests" not in drawn
     assert (tmp_path / "tables.png").stat().st_size
+
+
+def test_texts_have_the_words_that_were_requested_and_are_always_the_same() -> None:
+    texts = vectors.texts_of(vectors.Clients(2, 3, 7), ["a", "b"])
+    assert [[len(text.split()) for text in each] for each in texts] == [[7] * 3] * 2
+    assert texts == vectors.texts_of(vectors.Clients(2, 3, 7), ["a", "b"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.documentation.pages import ROOT
+from tests.rings import subcases
 from tests.served import CLEAN, weir_here
 
 from weir.commands.new import CPU_INDEX, IMAGE, REPOSITORY, ProjectKind, files_of
@@ -40,17 +41,6 @@ def test_the_test_of_a_new_project_passes(template: ProjectKind, tmp_path: Path)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("template", ProjectKind)
-def test_each_file_is_complete(template: ProjectKind) -> None:
-    for name, text in files_of(template, "some").items():
-        assert "{name}" not in text and "{make}" not in text and "{{" not in text, name
-        assert text.endswith("\n")
-        if name.endswith(".py"):
-            compile(text, name, "exec")
-    dockerfile = files_of(template, "some")["Dockerfile"]
-    assert ("RUN python " in dockerfile) == (template in (ProjectKind.SKLEARN, ProjectKind.ONNX))
-
-
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "model.py").write_text("mine")
@@ -68,35 +58,6 @@ def test_a_name_is_that_of_a_model(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_template_names_those_that_there_are(tmp_path: Path) -> None:
-    done = weir_here("new", "some", "--template", "keras", cwd=tmp_path)
-    assert done.returncode == 2
-    assert all(each in done.stderr for each in ("keras", "plain", "sklearn", "torch", "onnx", "hf", "stream"))
-
-
-@pytest.mark.parametrize("template", ProjectKind)
-def test_no_file_of_a_project_has_a_path_of_this_machine(template: ProjectKind) -> None:
-    text = "".join(files_of(template, "some").values())
-    assert "file:" not in text and str(ROOT) not in text
-
-
-@pytest.mark.parametrize("template", ProjectKind)
-def test_requirements_are_met_by_any_weir_and_say_how_to_get_one(template: ProjectKind) -> None:
-    found = re.findall(
-        r'^# Without Weir: pip install "(.+) @ git\+(.+)"\n(.+)$', files_of(template, "some")["requirements.txt"], re.M
-    )
-    assert found == [(found[0][2], REPOSITORY, found[0][2])]
-
-
-@pytest.mark.parametrize("template", ProjectKind)
-def test_projects_with_torch_install_it_for_the_cpu_and_say_so(template: ProjectKind) -> None:
-    files = files_of(template, "some")
-    for file in ("requirements.txt", "Dockerfile", "README.md"):
-        assert (CPU_INDEX in files[file], "CUDA" in files[file]) == (
-            template in (ProjectKind.TORCH, ProjectKind.HF),
-        ) * 2
-
-
 @pytest.mark.parametrize("template", ProjectKind)
 def test_the_dockerfile_starts_from_the_image_that_weirs_own_builds(template: ProjectKind) -> None:
     """It relies on that image's entry point, user and variables."""
@@ -107,3 +68,42 @@ def test_the_dockerfile_starts_from_the_image_that_weirs_own_builds(template: Pr
     assert "WEIR_HOST=0.0.0.0" in own and "USER weir" in own
     lines = [line for line in files_of(template, "some")["Dockerfile"].splitlines() if not line.startswith("#")]
     assert (lines[0], lines[-2:]) == (f"FROM {IMAGE}", ["USER weir", 'CMD ["--config", "weir.toml"]'])
+
+
+@subcases("template", ProjectKind)
+# as test_the_dockerfile_starts_from_the_image_that_weirs_own_builds
+def test_the_files_of_each_template(template: ProjectKind) -> None:
+    files = files_of(template, "some")
+    for name, text in files.items():
+        assert "{name}" not in text and "{make}" not in text and "{{" not in text, name
+        assert text.endswith("\n") and "file:" not in text and str(ROOT) not in text
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    found = re.findall(r'^# Without Weir: pip install "(.+) @ git\+(.+)"\n(.+)$', files["requirements.txt"], re.M)
+    assert found == [(found[0][2], REPOSITORY, found[0][2])]
+    on_cpu = template in (ProjectKind.TORCH, ProjectKind.HF)  # they install torch for the CPU, and say so
+    for file in ("requirements.txt", "Dockerfile", "README.md"):
+        assert (CPU_INDEX in files[file], "CUDA" in files[file]) == (on_cpu, on_cpu)
+    # The Dockerfile relies on the entry point, user and variables of the image that Weir's own builds.
+    own = (ROOT / "Dockerfile").read_text()
+    assert f"docker build -t {IMAGE} ." in own.splitlines()[0]
+    last = own.split("\nFROM ")[-1]
+    assert last.startswith("base\n") and 'ENTRYPOINT ["weir", "serve"]' in last
+    assert "WEIR_HOST=0.0.0.0" in own and "USER weir" in own
+    assert ("RUN python " in files["Dockerfile"]) == (template in (ProjectKind.SKLEARN, ProjectKind.ONNX))
+    lines = [line for line in files["Dockerfile"].splitlines() if not line.startswith("#")]
+    assert (lines[0], lines[-2:]) == (f"FROM {IMAGE}", ["USER weir", 'CMD ["--config", "weir.toml"]'])
+
+
+@subcases(
+    ("words", "said"),
+    [
+        *[([name], "up to 255 letters, digits and") for name in ("../out", "a/b", ".hidden", "a b", "")],
+        (["some", "--template", "keras"], "plain"),
+    ],
+)
+# as test_a_name_is_that_of_a_model
+def test_a_wrong_name_or_template_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    done = weir_here("new", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr
+    assert list(tmp_path.iterdir()) == []

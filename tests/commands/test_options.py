@@ -6,23 +6,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands import options
-from weir.commands.options import check_drawing, check_results, check_writable, option, print_table, write_atomically
+from weir.commands.options import check_results, check_writable, print_table, write_atomically
 from weir.errors import SettingsError
-from weir.settings import declared_settings
-
-
-def test_the_settings_are_found_once_for_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = list(declared_settings().values())
-    for each in settings:
-        option(each)
-
-    def again(kind: object = None) -> None:
-        pytest.fail("found again")
-
-    monkeypatch.setattr(options, "declared_settings", again)
-    for each in settings:
-        option(each)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -32,11 +17,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_atomically(path, "second \ud800")
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_bytes_are_written_too(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "bank.npz", b"\x00\x01")
-    assert (tmp_path / "bank.npz").read_bytes() == b"\x00\x01"
 
 
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -52,10 +32,6 @@ def test_a_folder_that_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(SettingsError, match="must be a writable directory"):
         check_writable(tmp_path / "profile.toml")
-
-
-def test_with_matplotlib_there_is_something_to_draw_with() -> None:
-    check_drawing()
 
 
 def test_results_are_refused_before_the_work_and_stdout_never_is(tmp_path: Path) -> None:

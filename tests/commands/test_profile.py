@@ -3,6 +3,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.rings import subcases
 from tests.served import MODELS, weir, weir_here
 
 from weir.commands.profile import command_line
@@ -61,16 +62,15 @@ def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> No
     assert profile.max_batch_size == 4 and profile.about["executor"] == "inline"
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "message"),
     [
         ((f"{MODELS}:Square", "--power", 0), "--power=0.0: must be greater than 0"),
         ((f"{MODELS}:Square", "--sizes", "1,x"), "--sizes='1,x': must be whole numbers and ranges like 0,1,4-7"),
         ((f"{MODELS}:Square", "-o", "missing/x.toml"), "must be a writable directory"),
         ((f"{MODELS}:Square", "--items", "none.jsonl"), "items=none.jsonl: cannot be read"),
-        ((f"{MODELS}:Sqare",), "has no 'Sqare'"),
         ((f"{MODELS}:Square", "--max-batch-size", 4, "--sizes", 9), "sizes=9: must be at most max_batch_size=4"),
-        ((f"{MODELS}:Square", "--seconds", 1, "--seconds", 2), "--seconds: given 2 times"),
+        ((f"{MODELS}:Plain",), "Plain: there is nothing to measure it with: give the class `examples = [...]`"),
     ],
 )
 def test_what_is_wrong_is_reported_in_one_line_before_anything_is_measured(
@@ -81,15 +81,6 @@ def test_what_is_wrong_is_reported_in_one_line_before_anything_is_measured(
     assert ended.stderr.startswith("weir: ") and ended.stderr.count("\n") == 1
     assert message in ended.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_for_a_model_without_examples_the_error_says_how_to_give_items(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text(
-        "import weir\n\n\nclass Bare(weir.Model):\n    def predict(self, batch):\n        return batch\n"
-    )
-    ended = weir_here("profile", "bare:Bare", cwd=tmp_path)
-    assert ended.returncode == 2
-    assert "Bare: there is nothing to measure it with: give the class `examples = [...]`" in ended.stderr
 
 
 def test_a_model_that_fails_shows_its_traceback(tmp_path: Path) -> None:

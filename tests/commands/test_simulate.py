@@ -2,11 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.rings import subcases
 from tests.served import weir_here
 
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.simulation import banks
-from weir.simulation.report import Bars
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
 
@@ -42,8 +42,7 @@ def test_options_reach_the_simulation(profile: Path) -> None:
         "gamma:rate=900,cv=2",
         "--workers",
         2,
-        "--seed",
-        7,
+        "--seed=7",
     ]
     more = ["--requests", 2_000, "--latency-weight", 2, "--energy-weight", 0, "--reference-rate", 300, "--warm-up", 0.2]
     limits = ["--max-queue-delay", "3ms", "--deadline", "50ms"]
@@ -72,13 +71,11 @@ def test_policies_are_compared_by_what_a_promise_takes(profile: Path, monkeypatc
 def test_a_recorded_trace_is_played(profile: Path) -> None:
     trace = profile.parent / "arrivals.csv"
     trace.write_text("arrival_s\n" + "".join(f"{0.001 * number!r}\n" for number in range(500)))
-    assert (
-        done := weir_here("simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}")
-    ).returncode == 0
-    assert "1,000 rows/s" in done.stdout
+    done = weir_here("simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}")
+    assert done.returncode == 0 and "1,000 rows/s" in done.stdout
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "message"),
     [
         (["--policy", "greedyy"], "policy='greedyy': must be one of"),
@@ -92,34 +89,25 @@ def test_a_recorded_trace_is_played(profile: Path) -> None:
         (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
         (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
         (["--json", "."], "is a directory"),
-        (["--json", "nowhere/it.json"], "nowhere"),
         (["--figure", "nowhere/it.png"], "nowhere"),
+        (["--workers", "3..1"], "workers='3..1': must be 1 or more, or the fewest and the most"),
+        (["--workers=2", "--scaling=hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
+        (["--workers=2", "--target-load=0.5"], "--target-load=0.5: needs a range of workers"),
+        (["--workers=1..2", "--scaling=hpa"], "scaling='hpa': must be weir, or a number of workers as in fixed:4"),
+        (["--workers=1..2", "--scaling=weir,,hpa"], "has an empty entry between commas"),
+        (["--workers=1..2", "--target-load=2"], "target_load=2.0: must be a share"),
+        (["--workers=1..2", "--policy=greedy", "--policy=full:2"], "--policy: given 2 times"),
+        (["--workers=1..2", "--start-up-time=soon"], "--start-up-time=soon: must be a duration"),
+        (["--device-order", "oldest"], "--device-order=oldest: needs several profiles"),
+        (["--arrivals=poisson:0.3", "--arrivals=poisson:0.2"], "--arrivals: given 2 times for one profile"),
     ],
 )
-def test_what_is_wrong_is_reported_in_one_line(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(profile.parent)
-    done = weir_here("simulate", profile, *arguments)
+def test_what_is_wrong_is_reported_in_one_line(profile: Path, arguments: list[str], message: str) -> None:
+    done = weir_here("simulate", profile, *arguments, cwd=profile.parent)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-
-
-def test_a_profile_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "it.toml").write_text("x = 1")
-    for name in ("nowhere.toml", "it.toml"):
-        done = weir_here("simulate", tmp_path / name)
-        assert done.returncode == 2 and name in done.stderr
-
-
-def test_bars_count_requests() -> None:
-    with Bars() as bars:
-        for done in (10, 20):
-            bars("greedy", done, 20)
-        bars("full", 5, 20)
-        assert [(each.description, each.completed) for each in bars.tasks] == [("greedy", 20), ("full", 5)]
 
 
 def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None:
@@ -138,53 +126,6 @@ def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None
     document = json.loads((folder / "rules.json").read_text())
     assert document["goal"] == "p99=20ms"
     assert (folder / "rules.svg").exists()
-
-
-def test_rule_without_a_deadline_shows_no_late_answers(profile: Path) -> None:
-    options = [
-        "--workers",
-        "0..2",
-        "--target-load",
-        0.5,
-        "--scale-to-zero-after",
-        "1s",
-        "--policy",
-        "full:4",
-        "--requests",
-        2_000,
-    ]
-    done = weir_here("simulate", profile, *options)
-    assert done.returncode == 0
-    shown = done.stdout
-    assert "goal load=0.5; policy full:4" in shown
-    assert "late" not in shown
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--workers", "3..1"],
-            "workers='3..1': must be 1 or more, or the fewest and the most",
-        ),
-        (["--workers", "0"], "workers='0': must be 1 or more"),
-        (["--workers", "2", "--scaling", "hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
-        (["--workers", "2", "--target-load", "0.5"], "--target-load=0.5: needs a range of workers"),
-        (
-            ["--workers", "1..2", "--scaling", "hpa"],
-            "scaling='hpa': must be weir, or a number of workers as in fixed:4",
-        ),
-        (["--workers", "1..2", "--scaling", "weir,,hpa"], "has an empty entry between commas"),
-        (["--workers", "1..2", "--target-load", "2"], "target_load=2.0: must be a share"),
-        (["--workers", "1..2", "--policy", "greedy", "--policy", "full:2"], "--policy: given 2 times"),
-        (["--workers", "1..2", "--start-up-time", "soon"], "--start-up-time=soon: must be a duration"),
-    ],
-)
-def test_mistakes_about_the_number_of_workers_are_named(options: list[str], message: str, profile: Path) -> None:
-    done = weir_here("simulate", profile, *options)
-    assert done.returncode == 2
-    shown = done.stderr
-    assert message in " ".join(shown.split())
 
 
 @pytest.fixture
@@ -212,7 +153,7 @@ def test_several_profiles_share_a_device_and_their_orders_are_compared(profile: 
         assert 3_000 < sum(each["requests"] for each in outcomes.values()) <= 4_000
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "message"),
     [
         (["--policy", "greedy"], "--policy=greedy: is for one profile, and 2 are given"),
@@ -228,26 +169,6 @@ def test_what_is_wrong_with_several_profiles_is_reported_in_one_line(profile: Pa
     done = weir_here("simulate", profile, slow, *arguments)
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device-order", "oldest"], "--device-order=oldest: needs several profiles"),
-        (["--arrivals", "poisson:0.3", "--arrivals", "poisson:0.2"], "--arrivals: given 2 times for one profile"),
-    ],
-)
-def test_what_is_for_several_profiles_is_refused_for_one(profile: Path, arguments: list[str], message: str) -> None:
-    done = weir_here("simulate", profile, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_two_models_may_have_one_profile(profile: Path) -> None:
-    options = ["--requests", 500, "--device-order", "oldest", "--json", "-"]
-    done = weir_here("simulate", profile, profile, *options)
-    assert done.returncode == 0
-    assert list(json.loads(done.stdout)["outcomes"]["oldest"]) == ["square", "square 2"]
 
 
 def test_a_trace_of_one_model_bounds_the_time_of_all(profile: Path, slow: Path) -> None:

@@ -1,11 +1,7 @@
 """The site: every page has a place in its navigation, and links lead to the same pages as in the repository."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
 from docs import site
 from tests.documentation.pages import ROOT, all_pages, read_blocks
 
@@ -31,13 +27,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert set(in_navigation) <= set(places.values())
 
 
-def test_parts_groups_and_pages_become_the_navigation() -> None:
-    contents = "# Title\n\ntext [link](a.md)\n\n## One\n\n- [A](a.md)\n\n### Group\n\n- [B](b/c.md): why\n- [part of A](a.md#x)\n\n## Empty\n"
-    assert site.navigation(contents) == [
-        {"Home": "index.md"}, {"One": [{"A": "a.md"}, {"Group": [{"B": "b/c.md"}]}]}, {"All pages": "contents.md"},
-    ]  # fmt: skip
-
-
 def test_links_are_turned_to_where_the_site_has_things() -> None:
     page, change = ROOT / "docs" / "how-to" / "deploy.md", ROOT / "CHANGELOG.md"
     places = {page: "how-to/deploy.md", change: "changelog.md", ROOT / "docs" / "index.md": "index.md"}
@@ -47,11 +36,6 @@ def test_links_are_turned_to_where_the_site_has_things() -> None:
         "[a](../changelog.md#x) [b](../index.md) c [d](https://x) [e](#f) `[g](../../CHANGELOG.md)`"
     )
     assert site.on_site("[a](docs/how-to/deploy.md)", change, places) == "[a](how-to/deploy.md)"
-
-
-@pytest.mark.parametrize(("text", "words"), [("One, 2 – three | `x`", 4), ("a\n```\nb c\n```\nd <!-- e -->", 2)])
-def test_words_are_those_that_a_reader_meets(text: str, words: int) -> None:
-    assert site.words(text) == words
 
 
 def test_there_are_not_more_words_than_there_may_be() -> None:
@@ -72,12 +56,6 @@ def test_file_names_are_titles_up_to_a_colon_or_comma() -> None:
         title = re.split("[:,]", page.read_text().partition("\n")[0].removeprefix("# "))[0]
         name = title.lower().removeprefix("the ").removeprefix("coming from ").replace(" ", "-")
         assert name == page.stem
-
-
-def test_the_tool_needs_nothing_of_weir() -> None:
-    code = "import sys, docs.site; print(*[name for name in sys.modules if name.split('.')[0] == 'weir'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(ROOT), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
 
 
 def test_code_fits_beside_the_navigation() -> None:

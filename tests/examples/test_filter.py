@@ -1,7 +1,5 @@
 """A worker drives an external program; when that dies, both are replaced."""
 
-import asyncio
-
 import psutil
 import pytest
 from examples.filter import Shout
@@ -13,19 +11,16 @@ def programs() -> list[psutil.Process]:
     return [each for each in psutil.Process().children(recursive=True) if each.name() == "perl"]
 
 
-def test_the_program_is_killed_and_replaced() -> None:
-    async def main() -> None:
-        async with weir.Service(Shout, workers=2) as service:
-            assert (await service.deep_health())["healthy"]
-            before = programs()
-            assert len(before) == 2
-            for each in before:
-                each.kill()
-            texts = [f"line {number}" for number in range(40)]
-            assert await service.infer_many(texts) == [text.upper() for text in texts]
-            with pytest.raises(weir.InvalidRequest, match="must be one line"):
-                await service.infer("two\nlines")
-            assert not {each.pid for each in before} & {each.pid for each in programs()}
-
-    asyncio.run(main())
+async def test_the_program_is_killed_and_replaced() -> None:
+    async with weir.Service(Shout, workers=2) as service:
+        assert (await service.deep_health())["healthy"]
+        before = programs()
+        assert len(before) == 2
+        for each in before:
+            each.kill()
+        texts = [f"line {number}" for number in range(40)]
+        assert await service.infer_many(texts) == [text.upper() for text in texts]
+        with pytest.raises(weir.InvalidRequest, match="must be one line"):
+            await service.infer("two\nlines")
+        assert not {each.pid for each in before} & {each.pid for each in programs()}
     assert not programs()

@@ -1,28 +1,16 @@
 import asyncio
-import concurrent.futures
 import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.serving.kit import serving, turns
+from tests.rings import subcases
+from tests.serving.kit import Square, serving, turns
 
 from weir import ModelError, ModelNotReady, Service
 from weir.errors import Cancelled
 from weir.messages import Events
 from weir.testing import FakeExecutor
-
-
-async def by_await(service: Service) -> Any:
-    return await service.infer(3)
-
-
-async def by_gather(service: Service) -> Any:
-    return (await asyncio.gather(service.infer(3), service.infer(4)))[0]
-
-
-async def by_task(service: Service) -> Any:
-    return await asyncio.create_task(service.infer(3))
 
 
 async def by_group(service: Service) -> Any:
@@ -31,22 +19,9 @@ async def by_group(service: Service) -> Any:
     return task.result()
 
 
-async def by_wait_for(service: Service) -> Any:
-    return await asyncio.wait_for(service.infer(3), 60)
-
-
 async def by_timeout(service: Service) -> Any:
     async with asyncio.timeout(60):
         return await service.infer(3)
-
-
-async def by_shield(service: Service) -> Any:
-    return await asyncio.shield(service.infer(3))
-
-
-async def by_as_completed(service: Service) -> Any:
-    (only,) = asyncio.as_completed([service.infer(3)])
-    return await only
 
 
 async def by_wait(service: Service) -> Any:
@@ -54,37 +29,29 @@ async def by_wait(service: Service) -> Any:
     return done.pop().result()
 
 
-WAYS = [by_wait, by_await, by_gather, by_task, by_group, by_wait_for, by_timeout, by_shield, by_as_completed]
+WAYS: dict[str, Callable[[Service], Awaitable[Any]]] = {
+    "await": lambda service: service.infer(3),
+    "gather": lambda service: asyncio.gather(service.infer(3)),
+    "task": lambda service: asyncio.create_task(service.infer(3)),
+    "wait_for": lambda service: asyncio.wait_for(service.infer(3), 60),
+    "shield": lambda service: asyncio.shield(service.infer(3)),
+    "as_completed": lambda service: next(iter(asyncio.as_completed([service.infer(3)]))),
+    "group": by_group,
+    "timeout": by_timeout,
+    "wait": by_wait,
+}
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_every_way_to_wait_gives_the_answer(way: Callable[[Service], Awaitable[Any]]) -> None:
-    async with serving() as rig:
-        assert await way(rig.service) == 9
-
-
-@pytest.mark.parametrize("way", [by_await, by_gather, by_task, by_wait_for, by_timeout, by_shield, by_as_completed])
-async def test_every_way_to_wait_raises_the_error(way: Callable[[Service], Awaitable[Any]]) -> None:
-    async with serving(lambda batch: [ModelError("no") for _ in batch]) as rig:
-        with pytest.raises(ModelError, match="no"):
-            await way(rig.service)
-
-
-async def test_a_task_group_raises_the_error() -> None:
-    async with serving(lambda batch: [ModelError("no") for _ in batch]) as rig:
-        with pytest.raises(ExceptionGroup) as caught:
-            await by_group(rig.service)
-        assert isinstance(caught.value.exceptions[0], ModelError)
-
-
-@pytest.mark.parametrize("way", [by_await, by_gather, by_task, by_group, by_wait_for, by_timeout])
-async def test_cancelling_whoever_waits_takes_the_request_out_of_the_line(
-    way: Callable[[Service], Awaitable[Any]],
-) -> None:
+@subcases("way", [way for way in WAYS if way not in ("shield", "as_completed", "wait")])
+async def test_cancelling_whoever_waits_takes_the_request_out_of_the_line(way: str) -> None:
     async with serving(None) as rig:
+
+        async def wait() -> None:
+            await WAYS[way](rig.service)
+
         blocker = rig.service.infer("busy")
         await turns()
-        waiting = asyncio.ensure_future(way(rig.service))
+        waiting = asyncio.create_task(wait())
         await turns()
         assert rig.service.state()["waiting"] > 0
         waiting.cancel()
@@ -104,6 +71,8 @@ async def test_a_timeout_of_asyncio_cancels_the_request() -> None:
         assert rig.executor.payloads == [["slow"]]
         assert rig.executor.cancelled == [(0, 1, [0])]
         assert [type(error) for _, error, _ in rig.heard.answers] == [Cancelled, Cancelled]
+        other = rig.service.infer(3)
+        assert (other.cancel(), other.cancel()) == (True, False)
 
 
 @pytest.mark.parametrize("member", [0, 1, 2])
@@ -119,17 +88,6 @@ async def test_cancelling_a_member_of_a_running_batch_harms_no_neighbour(member:
         assert answers == [item * 10 for item in range(3) if item != member]
 
 
-async def test_cancelling_twice_or_after_the_answer_does_nothing() -> None:
-    async with serving() as rig:
-        call = rig.service.infer(3)
-        assert await call == 9
-        assert not call.cancel()
-        other = rig.service.infer(3)
-        assert other.cancel()
-        assert not other.cancel()
-        assert rig.executor.cancelled == []
-
-
 async def test_an_answer_to_a_future_that_somebody_resolved_is_dropped() -> None:
     async with serving(None) as rig:
         odd, other = rig.service.infer(1), rig.service.infer(2)
@@ -140,14 +98,9 @@ async def test_an_answer_to_a_future_that_somebody_resolved_is_dropped() -> None
         assert await odd == "mine"
 
 
-def complaints(loop: asyncio.AbstractEventLoop) -> list[str]:
-    heard: list[str] = []
-    loop.set_exception_handler(lambda _, context: heard.append(context["message"]))
-    return heard
-
-
 async def test_a_call_left_alone_complains_only_of_the_model() -> None:
-    heard = complaints(asyncio.get_running_loop())
+    heard: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["message"]))
     async with serving(None, max_queue_size=1) as rig:
         rig.service.infer("late", timeout=1.0)
         await turns()
@@ -168,42 +121,24 @@ async def test_a_call_left_alone_complains_only_of_the_model() -> None:
     assert heard == ["Call exception was never retrieved"]
 
 
-async def test_an_error_in_place_is_raised_when_nobody_awaits_the_rest() -> None:
-    heard = complaints(asyncio.get_running_loop())
-    async with serving(lambda batch: [ModelError(str(x)) for x in batch]) as rig:
-        with pytest.raises(ModelError, match="0"):
-            await asyncio.gather(*map(rig.service.infer, range(3)))
-        await turns()
-    gc.collect()
-    assert heard == []
-
-
-def test_calls_outside_of_the_loop_or_before_the_start_say_what_is_wrong() -> None:
-    from tests.serving.kit import Square
-
+async def test_calls_outside_of_the_loop_or_before_the_start_say_so() -> None:
     service = Service(Square, executor=FakeExecutor())
-    for call in (lambda: service.infer(3), lambda: service.start().send(None)):
-        with pytest.raises(RuntimeError, match=r"'square': no event loop of asyncio runs here; .* BlockingService"):
-            call()
 
-    async def before_the_start() -> None:
+    def outside() -> None:
+        for call in (lambda: service.infer(3), lambda: service.start().send(None)):
+            with pytest.raises(RuntimeError, match=r"'square': no event loop of asyncio runs here; .* BlockingService"):
+                call()
+
+    await asyncio.to_thread(outside)
+    with pytest.raises(ModelNotReady, match="'square' is not ready: not started"):
         await service.infer(3)
 
-    with pytest.raises(ModelNotReady, match="'square' is not ready: not started"):
-        asyncio.run(before_the_start())
+    async def elsewhere() -> Any:
+        return await service.infer(3)
 
-
-async def test_a_call_of_another_loop_is_refused() -> None:
-    async with serving() as rig:
-
-        async def elsewhere() -> Any:
-            return await rig.service.infer(3)
-
-        with (
-            concurrent.futures.ThreadPoolExecutor() as threads,
-            pytest.raises(RuntimeError, match="BlockingService"),
-        ):
-            await asyncio.get_running_loop().run_in_executor(threads, asyncio.run, elsewhere())
+    async with service:
+        with pytest.raises(RuntimeError, match="BlockingService"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
 
 
 SET_BY_CALLS = ("payload", "arrival", "timeout", "deadline", "settled", "taken", "overtaken", "partial", "_withdraw")
@@ -215,3 +150,14 @@ async def test_a_call_without_options_is_made_like_any_other() -> None:
         values = [{name: getattr(call, name) for name in SET_BY_CALLS} for call in (inlined, general)]
         assert values[0] == values[1]
         assert [await inlined, await general] == [9, 9]
+
+
+@subcases("way", WAYS)
+async def test_every_way_to_wait_gives_the_answer_or_the_error(way: str) -> None:
+    async with serving() as rig:
+        assert await WAYS[way](rig.service) in (9, [9])
+    async with serving(lambda batch: [ModelError("no") for _ in batch]) as rig:
+        with pytest.raises((ModelError, ExceptionGroup)) as caught:
+            await WAYS[way](rig.service)
+        error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+        assert isinstance(error, ModelError) and error.message == "no"

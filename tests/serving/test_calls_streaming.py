@@ -67,18 +67,6 @@ async def test_batches_are_full_while_a_stream_flows() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-async def test_several_streams_run_at_once_beside_calls(source: Any) -> None:
-    async with serving(max_batch_size=8, max_queue_size=16) as rig:
-
-        async def collect(start: int) -> list[Any]:
-            return [answer async for answer in rig.service.stream(source(range(start, start + 200)))]
-
-        *streams, call = await asyncio.gather(*map(collect, range(5)), rig.service.infer(3))
-        assert streams == [squares(list(range(start, start + 200))) for start in range(5)]
-        assert call == 9
-
-
-@pytest.mark.parametrize("source", SOURCES)
 async def test_inputs_and_errors_are_returned_on_request(source: Any) -> None:
     def picky(batch: list[Any]) -> list[Any]:
         return [ModelError("odd") if x % 2 else x for x in batch]
@@ -136,21 +124,6 @@ async def test_leaving_half_way_withdraws_what_is_under_way(source: Any, way: st
         assert rig.executor.cancelled
 
 
-async def test_answers_flow_while_an_async_source_is_awaited() -> None:
-    more = asyncio.Event()
-
-    async def source() -> AsyncIterator[int]:
-        yield 1
-        await more.wait()
-        yield 2
-
-    async with serving() as rig:
-        stream = rig.service.stream(source())
-        assert await anext(stream) == 1
-        more.set()
-        assert [answer async for answer in stream] == [4]
-
-
 async def test_the_timeout_is_each_items_own() -> None:
     async with serving(None, max_batch_size=1) as rig:
         stream = rig.service.stream(range(3), timeout=5.0, return_errors=True)
@@ -165,11 +138,6 @@ async def test_the_timeout_is_each_items_own() -> None:
         third = asyncio.ensure_future(anext(stream))
         await turns()
         assert isinstance(await third, DeadlineExceeded)
-
-
-async def test_a_stream_waits_where_a_call_would_be_refused() -> None:
-    async with serving(max_batch_size=4, max_queue_size=2, backpressure=False) as rig:
-        assert [answer async for answer in rig.service.stream(range(50))] == squares(list(range(50)))
 
 
 class Odd(Model):

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any
 
 import psutil
@@ -12,21 +10,9 @@ from tests.serving.kit import Square, serving, turns
 
 import weir
 from weir.errors import InvalidRequest, Overloaded
-from weir.messages import Reason
 from weir.protocols.entries import class_offset, schedule_of
 
 
-def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Make a test of a coroutine."""
-
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
-
-
-@in_a_loop
 async def test_bulk_calls_wait_for_interactive_ones() -> None:
     async with serving(None, max_batch_size=4) as rig:
         first = asyncio.ensure_future(rig.service.infer(1))
@@ -49,7 +35,6 @@ async def test_bulk_calls_wait_for_interactive_ones() -> None:
         assert (counts["bulk"], counts["idle"]) == (2, 2)
 
 
-@in_a_loop
 async def test_bulk_calls_that_wait_for_room_hold_up_no_others() -> None:
     async with serving(None, max_queue_size=2) as rig:
         tasks: list[asyncio.Future[Any]] = []
@@ -77,7 +62,6 @@ async def test_bulk_calls_that_wait_for_room_hold_up_no_others() -> None:
         assert tasks[5].result() == 49
 
 
-@in_a_loop
 async def test_deadlines_of_bulk_calls_hold_outside_too() -> None:
     async with serving(None, max_queue_size=1) as rig:
         tasks = [
@@ -92,16 +76,6 @@ async def test_deadlines_of_bulk_calls_hold_outside_too() -> None:
         assert tasks[1].result() == 4
 
 
-@in_a_loop
-async def test_bulk_work_is_counted_apart() -> None:
-    async with serving() as rig:
-        await rig.service.infer(1)
-        await rig.service.infer_many([2, 3], priority=weir.BULK)
-        recorder = rig.service.generation.recorder
-        assert (recorder.bulk_rows, recorder.batches[Reason.BULK]) == (2, 2)
-        assert recorder.success.count == 2  # a call of several items is one request
-
-
 def test_a_class_of_work_has_two_values() -> None:
     assert class_offset("interactive", "X") == 0
     assert class_offset("bulk", "X") == weir.BULK
@@ -112,8 +86,7 @@ def test_a_class_of_work_has_two_values() -> None:
     assert schedule_of({"class": "interactive", "priority": 1}).priority > 0
 
 
-@in_a_loop
-async def test_a_job_in_bulk_workers_survives_their_death_beside_interactive_calls() -> None:
+async def test_a_job_in_bulk_workers_survives_their_death() -> None:
     service = weir.Service(Square, bulk_workers=2, max_batch_size=4)
     await service.start()
     try:

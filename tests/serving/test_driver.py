@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serving.kit import request, serving, squares, turns
+from tests.serving.kit import Square, request, serving, squares, turns
 from tests.serving.models import Total
 
 from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Overloaded, Service
 from weir.errors import ModelCrashed
 from weir.messages import Batch, Dispatch, Events, Kind, Reason, Timing
-from weir.serving.driver import MANY
 from weir.testing import FakeExecutor, FakeRequest
 
 
@@ -22,18 +21,6 @@ async def test_all_requests_of_one_turn_share_a_batch() -> None:
         assert [each.output for each in requests] == squares(list(range(10)))
         assert rig.executor.sizes == [10]
         assert requests[0].dispatch is requests[9].dispatch
-
-
-@pytest.mark.parametrize(("first", "sizes"), [(MANY - 1, [MANY - 1]), (MANY, [MANY + 2]), (62, [64]), (64, [64])])
-async def test_a_turn_with_many_requests_is_followed_by_one_more_look(first: int, sizes: list[int]) -> None:
-    async with serving(None, max_batch_size=64) as rig:
-        for count in (first, 2, 4):  # requests of three turns
-            for item in range(count):
-                request(rig.service, item)
-            await asyncio.sleep(0)
-        assert rig.executor.sizes == sizes
-        await turns()
-        assert rig.executor.sizes == sizes  # the others wait for the worker
 
 
 async def test_late_arrivals_join_until_a_worker_is_free() -> None:
@@ -61,14 +48,6 @@ async def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
             request(rig.service, item)
         await turns()
         assert [(len(batch.payloads), batch.others) for _, batch in sent[1:]] == [(2, 2), (2, 1)]
-
-
-async def test_bulk_work_that_waits_is_no_other_batch() -> None:
-    async with serving(None, workers=1, max_batch_size=1) as rig:
-        for priority in (-1, -1, 0):
-            request(rig.service, 3, priority=priority)
-        await turns()
-        assert [batch.others for _, batch in rig.executor.batches] == [0]
 
 
 async def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -> None:
@@ -123,7 +102,7 @@ async def test_deadlines_hold_in_line_and_in_compute() -> None:
         assert rig.executor.payloads == [["running"]]
 
 
-async def test_when_one_piece_ends_a_divided_request_its_other_pieces_are_left_out() -> None:
+async def test_when_one_piece_ends_its_request_the_others_are_left_out() -> None:
     async with serving(None, model=Total, workers=2, places=2, max_batch_size=1) as rig:
         divided = request(rig.service, {"x": np.zeros((3, 2), "f4")}, kind=Kind.TENSORS, rows=3)
         await turns()
@@ -179,18 +158,6 @@ async def test_a_late_request_is_refused_and_stays_with_the_frontend() -> None:
         assert [type(error) for _, _, error in rig.heard.refusals] == [DeadlineExceeded]
 
 
-async def test_requests_of_frontends_are_refused_while_the_queue_is_full() -> None:
-    async with serving(None, max_queue_size=2) as rig:
-        request(rig.service, "running")
-        await turns()
-        request(rig.service, 1)
-        request(rig.service, 2)
-        with pytest.raises(Overloaded) as caught:
-            request(rig.service, 3)
-        assert caught.value.retry_after is not None
-        assert caught.value.retry_after > 0
-
-
 async def test_calls_in_process_wait_outside_in_their_order() -> None:
     async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
         calls = [rig.service.infer(item) for item in range(7)]
@@ -238,35 +205,12 @@ async def test_deadlines_and_cancellation_hold_outside_too() -> None:
         assert rig.executor.payloads == [["running"], ["in line"], ["c"]]
 
 
-def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(FakeRequest):
-        def finish(self, output: Any, dispatch: Dispatch) -> None:
-            raise RuntimeError("the socket is on fire")
-
-        def fail(self, error: Exception) -> None:
-            raise RuntimeError("the socket is on fire")
-
-    async def main() -> None:
-        async with serving() as rig:
-            rig.service.submit(Broken(1, arrival=rig.service.now(), frontend="odd"))
-            neighbour = request(rig.service, 2)
-            await turns()
-            assert neighbour.output == 4
-            rig.service.submit(Broken(1, arrival=rig.service.now(), timeout=1.0, frontend="odd"))
-
-    with caplog.at_level(logging.ERROR, "weir"):
-        asyncio.run(main())
-    assert "frontend 'odd' could not deliver a response" in caplog.text
-
-
 async def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     class Clumsy(FakeExecutor):
         def run(self, worker: int, batch: Batch) -> None:
             if batch.payloads == ["drop"]:
                 raise OSError("broken pipe")
             super().run(worker, batch)
-
-    from tests.serving.kit import Square
 
     async with Service(Square, executor=Clumsy(squares)) as service:
         with pytest.raises(ModelError, match="the batch could not be run: OSError"):
@@ -354,24 +298,19 @@ async def test_a_worker_that_can_be_started_after_all_takes_requests_again() -> 
         assert (rig.service.failed, rig.service.not_ready_reason) == ("", "stopped")
 
 
-def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def decide(self, seen: Any) -> Any:
             raise ZeroDivisionError("a bug of the policy")
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "weir"):
         async with serving(policy=Broken()) as rig:
             assert await rig.service.infer(3) == 9
-
-    with caplog.at_level(logging.ERROR, "weir"):
-        asyncio.run(main())
     assert "the policy of model 'square' failed" in caplog.text
     assert "a bug of the policy" in caplog.text
 
 
-def test_a_frontend_that_fails_to_deliver_a_part_or_an_error_harms_no_neighbour(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_frontend_that_fails_to_deliver_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeRequest):
         def finish(self, output: Any, dispatch: Dispatch) -> None:
             raise RuntimeError("the socket is on fire")
@@ -379,19 +318,16 @@ def test_a_frontend_that_fails_to_deliver_a_part_or_an_error_harms_no_neighbour(
         def fail(self, error: Exception) -> None:
             raise RuntimeError("the socket is on fire")
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "weir"):
         async with serving(lambda batch: [ModelError("bad") if x == "bad" else x for x in batch]) as rig:
             for payload in ("good", "bad"):
-                rig.service.submit(Broken(payload, arrival=rig.service.now()))
+                rig.service.submit(Broken(payload, arrival=rig.service.now(), frontend="odd"))
             neighbour, other = request(rig.service, "bad"), request(rig.service, "good")
             await turns()
             assert isinstance(neighbour.error, ModelError)
             assert other.output == "good"
             assert rig.heard.ends == 4
-
-    with caplog.at_level(logging.ERROR, "weir"):
-        asyncio.run(main())
-    assert caplog.text.count("could not deliver a response") == 2
+    assert caplog.text.count("frontend 'odd' could not deliver a response") == 2
 
 
 async def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() -> None:

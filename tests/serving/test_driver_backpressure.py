@@ -20,56 +20,12 @@ def entered(outside: BackpressureQueue, room: int = 1000) -> list[Any]:
     return found
 
 
-def test_the_first_to_come_is_the_first_to_enter() -> None:
-    outside = BackpressureQueue()
-    for name in "abc":
-        outside.append(call(name))
-    assert len(outside) == 3
-    assert entered(outside) == ["a", "b", "c"]
-    assert not outside.waiting
-
-
 def test_nobody_passes_one_that_has_no_room() -> None:
     outside = BackpressureQueue()
     outside.append(call("large", rows=5))
     outside.append(call("small"))
     assert outside.pop(lambda rows, cost, bulk: rows <= 4) is None
     assert entered(outside) == ["large", "small"]
-
-
-def test_who_left_is_passed_over() -> None:
-    outside = BackpressureQueue()
-    calls = [call(index) for index in range(5)]
-    for each in calls:
-        outside.append(each)
-    for index in (0, 2, 4):
-        outside.drop(calls[index])
-    assert len(outside) == 2
-    assert entered(outside) == [1, 3]
-    assert not outside.waiting
-
-
-def test_deadlines_hold_outside() -> None:
-    outside = BackpressureQueue()
-    outside.append(call("long", timeout=10.0))
-    outside.append(call("short", timeout=1.0))
-    assert outside.next_deadline() == 1.0
-    assert outside.expire(0.5) == []
-    assert [late.payload for late in outside.expire(1.0)] == ["short"]
-    assert outside.next_deadline() == 10.0
-    assert [late.payload for late in outside.expire(10.0)] == ["long"]
-    assert outside.next_deadline() is None
-    assert not outside.waiting
-
-
-def test_one_that_entered_the_line_does_not_expire_here() -> None:
-    outside = BackpressureQueue()
-    outside.append(call("entered", timeout=1.0))
-    outside.append(call("waits", timeout=1.0))
-    request = outside.pop(lambda rows, cost, bulk: rows <= 9)
-    assert request is not None
-    assert not request.outside
-    assert [late.payload for late in outside.expire(2.0)] == ["waits"]
 
 
 def test_clearing_settles_and_returns_all() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.serving.kit import serving, squares, turns
+from tests.serving.kit import Square, serving, squares, turns
 
 from weir import Draining, ModelError, Service
 from weir.testing import FakeExecutor, RecordingObserver
@@ -100,47 +100,17 @@ async def test_each_request_is_observed_with_exactly_one_end() -> None:
             call.cancelled() or call.exception()
 
 
-async def test_observers_hear_in_bulk() -> None:
-    class Counting(RecordingObserver):
-        calls = 0
-
-        def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
-            Counting.calls += 1
-
-    from tests.serving.kit import Square
-
-    async with Service(Square, executor=FakeExecutor(squares), observers=[Counting()]) as service:
-        await asyncio.gather(*map(service.infer, range(64)))
-    assert Counting.calls == 1
-
-
-def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(RecordingObserver):
         def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
             raise KeyError("a bug of the observer")
 
-    async def main() -> None:
-        from tests.serving.kit import Square
-
+    with caplog.at_level(logging.ERROR, "weir"):
         sound = RecordingObserver()
         async with Service(Square, executor=FakeExecutor(squares), observers=[Broken(), sound]) as service:
             assert await asyncio.gather(*map(service.infer, range(3))) == [0, 1, 4]
         assert sound.ends == 3
-
-    with caplog.at_level(logging.ERROR, "weir"):
-        asyncio.run(main())
     assert "observer 'Broken' raised at 'answered'" in caplog.text
-
-
-async def test_nothing_is_reserved_or_drained_before_the_start() -> None:
-    from tests.serving.kit import Square
-
-    executor = FakeExecutor(squares)
-    executor.give_blocks = True
-    service = Service(Square, executor=executor)
-    assert service.reserve(10) is None
-    await service.drain(1.0)
-    assert executor.blocks == []
 
 
 async def test_stopping_while_loading_does_not_end_ready() -> None:
@@ -148,8 +118,6 @@ async def test_stopping_while_loading_does_not_end_ready() -> None:
         async def start(self, listener: Any) -> None:
             await turns()
             await super().start(listener)
-
-    from tests.serving.kit import Square
 
     service = Service(Square, executor=Slow(squares))
     starting = asyncio.ensure_future(service.start())
@@ -164,8 +132,6 @@ async def test_a_start_that_is_cancelled_has_stopped_the_service() -> None:
     class Slow(FakeExecutor):
         async def start(self, listener: Any) -> None:
             await asyncio.Event().wait()
-
-    from tests.serving.kit import Square
 
     service = Service(Square, executor=Slow(squares))
     starting = asyncio.ensure_future(service.start())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weir import BlockingService, Last, Model, ModelError, Service
+from weir import Last, Model, ModelError, Service
 from weir.catalog.chains import Chain
 from weir.messages import EventKind, Events
 from weir.testing import RecordingObserver
@@ -105,12 +105,6 @@ async def test_an_answer_that_does_not_come_back_is_an_error(name: str) -> None:
         assert many[0] == 1 and isinstance(many[1], ModelError)
         assert [error for _, error, _ in watch.answers if error is not None]
         assert len(watch.failures) == 4
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_blocking_caller_gets_it_raised(name: str) -> None:
-    with BlockingService(Unsendable) as service, pytest.raises(ModelError):
-        service.infer((name, os.getpid()))
 
 
 async def test_a_chain_does_not_go_on_with_an_error() -> None:

@@ -164,7 +164,7 @@ async def drain(script: Script) -> None:
     assert (state["waiting"], state["waiting_outside"], state["in_flight_batches"]) == (0, 0, 0)
 
 
-async def test_a_payload_is_let_go_when_its_caller_leaves_though_its_batch_runs_on() -> None:
+async def test_a_payload_is_let_go_when_its_caller_leaves_a_running_batch() -> None:
     executor = FakeExecutor()
     async with Service(Echo, executor=executor, max_batch_size=2) as service:
         gone, stays = [FakeRequest("x" * 10, arrival=service.now()) for _ in range(2)]

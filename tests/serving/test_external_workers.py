@@ -34,20 +34,6 @@ def workers_of(service: weir.Service) -> list[str]:
     return [line["state"] for line in service.state()["workers"]]
 
 
-async def test_callers_in_this_process_and_idle_workers_share_the_work(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_batch_size=4) as (service, address, first):
-        second = await Outsider.connect(address)
-        at_work = [asyncio.ensure_future(worker.upper()) for worker in (first, second)]
-        assert await service.infer_many([{"x": str(number)} for number in range(50)]) == [
-            {"X": str(number)} for number in range(50)
-        ]
-        assert workers_of(service) == ["ready", "ready"]
-        assert service.ready_workers == 2
-        await service.stop()
-        await asyncio.gather(*at_work)
-        await second.leave()
-
-
 async def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path: Path) -> None:
     async with serving(tmp_path, max_batch_size=4) as (service, address, first):
         calls = [service.infer(text) for text in ("a", "b")]
@@ -60,7 +46,7 @@ async def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path:
         await second.leave()
 
 
-async def test_an_item_that_ends_its_workers_is_found_and_its_neighbours_are_answered(tmp_path: Path) -> None:
+async def test_an_item_that_ends_its_workers_fails_alone(tmp_path: Path) -> None:
     async def worker(address: str) -> None:
         """Answer, but leave when the poison comes, and come again."""
         while True:

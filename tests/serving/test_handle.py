@@ -24,10 +24,6 @@ def service() -> Service:
     return Service(Square, name="area", version="2", executor=FakeExecutor(), clock=FakeClock(), max_batch_size=3)
 
 
-def test_a_handle_and_its_control_have_at_most_twelve_members_each() -> None:
-    assert max(len(members(protocol)) for protocol in (ModelHandle, ModelControl)) <= 12
-
-
 @pytest.mark.parametrize("part", EDGE)
 @pytest.mark.parametrize("module", ["weir.serving.service", "weir.catalog.registry"])
 def test_the_edge_does_not_import_services_and_their_registry(module: str, part: str) -> None:
@@ -42,7 +38,7 @@ def test_the_house_of_one_model_knows_no_protocol() -> None:
     assert not {(module, name) for module, name in found if name.startswith(protocols)}
 
 
-def test_only_the_exchange_the_dispatcher_and_for_requests_the_fast_path_call_a_service() -> None:
+def test_who_calls_a_service() -> None:
     found = {
         (node.attr, name_of(path))
         for path in {*SOURCE.rglob("*.py")} - {*(SOURCE / "serving").rglob("*.py")}

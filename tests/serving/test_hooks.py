@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 from tests.serving.kit import serving, squares, turns
 
-from weir import InvalidRequest, ModelNotReady, Service
-from weir.errors import ModelCrashed
-from weir.messages import JSON, MSGPACK, OBJECT, EventKind, Events
+from weir import InvalidRequest, Service
+from weir.messages import JSON, MSGPACK, OBJECT
 from weir.testing import FakeRequest
 
 
@@ -43,20 +42,6 @@ async def test_hooks_change_items_and_answers() -> None:
         assert await rig.service.infer_many([1, 2]) == [40, 90]
 
 
-async def test_one_hook_alone_is_enough() -> None:
-    class Before(Service):
-        async def before_batch(self, batch: list[Any]) -> list[Any]:
-            return [x + 1 for x in batch]
-
-    class After(Service):
-        async def after_batch(self, results: list[Any]) -> list[Any]:
-            return [x * 10 for x in results]
-
-    for kind, answer in ((Before, 16), (After, 90)):
-        async with serving(kind=kind) as rig:
-            assert await rig.service.infer(3) == answer
-
-
 async def test_hooks_see_decoded_items_and_answers_are_encoded_after_them() -> None:
     async with serving(kind=Plus) as rig:
         arrival = rig.service.now()
@@ -75,14 +60,10 @@ async def test_hooks_see_decoded_items_and_answers_are_encoded_after_them() -> N
         assert (batch.payloads, batch.content_types, batch.accepts) == ([4, 5, 6], OBJECT, OBJECT)
 
 
-async def gated(rig: Any) -> Gate:
-    assert isinstance(rig.service, Gate)
-    return rig.service
-
-
 async def test_no_worker_is_held_while_hooks_run() -> None:
     async with serving(None, kind=Gate, max_batch_size=1) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         calls = [service.infer(name) for name in "abc"]
         await turns(6)
         assert [batch for batch, _ in service.before] == [["a"], ["b"], ["c"]]
@@ -110,7 +91,8 @@ async def test_no_worker_is_held_while_hooks_run() -> None:
 
 async def test_the_time_of_hooks_counts_as_queue_and_total_time() -> None:
     async with serving(None, kind=Gate) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         started = rig.clock()
         call = service.infer(1)
         await turns(6)
@@ -129,7 +111,8 @@ async def test_the_time_of_hooks_counts_as_queue_and_total_time() -> None:
 
 async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> None:
     async with serving(None, kind=Gate) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         calls = [service.infer(x) for x in range(3)]
         await turns(6)
         calls[1].cancel()
@@ -145,18 +128,6 @@ async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> Non
         assert await calls[0] == 0
 
 
-async def test_when_all_have_left_the_worker_is_spared() -> None:
-    async with serving(None, kind=Gate) as rig:
-        service = await gated(rig)
-        call = service.infer(1)
-        await turns(6)
-        call.cancel()
-        service.before[0][1].set()
-        await turns(6)
-        assert rig.executor.batches == []
-        assert service.state()["in_flight_batches"] == 0
-
-
 async def test_a_worker_that_dies_takes_nobody_along() -> None:
     async with serving(squares, kind=Plus, workers=2) as rig:
         calls = [rig.service.infer(x) for x in range(4)]
@@ -167,26 +138,10 @@ async def test_a_worker_that_dies_takes_nobody_along() -> None:
         assert await asyncio.gather(*map(rig.service.infer, range(100))) == [(x + 1) ** 2 * 10 for x in range(100)]
 
 
-async def test_a_killer_is_found_behind_hooks_too() -> None:
-    async with serving(None, kind=Plus) as rig:
-        calls = [rig.service.infer(x) for x in range(4)]
-        for _ in range(60):
-            await turns(6)
-            if not rig.executor.pending:
-                break
-            if 3 in rig.executor.pending[0][1].payloads:
-                rig.executor.lose(0)
-                rig.executor.revive(0)
-            else:
-                rig.executor.answer_next(squares)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(answers.pop(2), ModelCrashed)
-        assert answers == [10, 40, 160]
-
-
 async def test_stopping_ends_hooks_that_are_running() -> None:
     async with serving(None, kind=Gate) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         call = service.infer(1)
         await turns(6)
         await service.stop(0.0)
@@ -197,7 +152,8 @@ async def test_stopping_ends_hooks_that_are_running() -> None:
 
 async def test_draining_waits_for_hooks() -> None:
     async with serving(squares, kind=Gate) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         call = service.infer(3)
         await turns(6)
         stopping = asyncio.ensure_future(service.stop(100.0))
@@ -212,7 +168,8 @@ async def test_draining_waits_for_hooks() -> None:
 
 async def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -> None:
     async with serving(None, kind=Gate) as rig:
-        service = await gated(rig)
+        service = rig.service
+        assert isinstance(service, Gate)
         rig.executor.give_blocks = True
         requests = []
         for content_type in (OBJECT, JSON):
@@ -233,27 +190,3 @@ async def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -
         await turns(6)
         assert [request.output for request in requests] == ["a", "b"]
         assert [block.shares for block in rig.executor.blocks] == [0, 0]
-
-
-async def test_parts_pass_the_second_hook() -> None:
-    async with serving(None, kind=Plus) as rig:
-        call = rig.service.infer(1)
-        await turns(6)
-        rig.executor.reply(0, Events(1, ["part"], indices=[0], kinds=[EventKind.PART], final=False))
-        assert rig.service.state()["in_flight_batches"] == 1
-        rig.executor.answer_next(squares)
-        assert await call == 40
-
-
-async def test_what_the_inner_executor_says_of_batches_that_are_gone_is_dropped() -> None:
-    async with serving(None, kind=Plus) as rig:
-        call = rig.service.infer(1)
-        await turns(6)
-        rig.executor.give_blocks = True
-        result = rig.executor.reserve(3)
-        rig.executor.listener.received(0, Events(99, [result], final=False))
-        assert rig.executor.blocks[0].shares == 0
-        rig.executor.end("gone for good")
-        with pytest.raises(ModelNotReady, match="gone for good"):
-            await call
-        assert rig.service.state()["gauges"]["restarts"] == 0

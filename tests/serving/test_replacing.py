@@ -7,10 +7,10 @@ import weakref
 import pytest
 from tests.serving.kit import Square, request, squares, turns
 
-from weir import DeadlineExceeded, Draining, ModelNotReady, Service
+from weir import Draining, ModelNotReady, Service
 from weir.serving.driver import Driver
 from weir.serving.service import Replaced
-from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor, RecordingObserver
 
 
 class Pair:
@@ -41,31 +41,29 @@ class Pair:
         self.executors[which].answer_next(squares)
 
 
-def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> None:
-    async def main() -> None:
-        async with Pair() as pair:
-            before = [request(pair.old, item) for item in (1, 2)]
-            await turns()
-            former = pair.old.replace_with(pair.new)
-            after, call = request(pair.old, 3), pair.old.infer(4)
-            await turns()
-            stopping = asyncio.ensure_future(former.stop(10.0))
-            await turns()
-            for _ in range(2):
-                pair.answer(0)
-                pair.answer(1)
-                await turns()
-            assert [each.output for each in (*before, after)] == [1, 4, 9]
-            assert await call == 16
-            await stopping
-            assert pair.executors[0].stopped and not pair.executors[1].stopped
-            assert await asyncio.gather(pair.old.infer(5), *[answering(pair, 1)]) == [25, None]
+async def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> None:
 
     async def answering(pair: Pair, which: int) -> None:
         await turns()
         pair.answer(which)
 
-    asyncio.run(main())
+    async with Pair() as pair:
+        before = [request(pair.old, item) for item in (1, 2)]
+        await turns()
+        former = pair.old.replace_with(pair.new)
+        after, call = request(pair.old, 3), pair.old.infer(4)
+        await turns()
+        stopping = asyncio.ensure_future(former.stop(10.0))
+        await turns()
+        for _ in range(2):
+            pair.answer(0)
+            pair.answer(1)
+            await turns()
+        assert [each.output for each in (*before, after)] == [1, 4, 9]
+        assert await call == 16
+        await stopping
+        assert pair.executors[0].stopped and not pair.executors[1].stopped
+        assert await asyncio.gather(pair.old.infer(5), *[answering(pair, 1)]) == [25, None]
 
 
 async def test_draining_waits_for_what_replaced_ones_had_accepted() -> None:
@@ -131,15 +129,6 @@ async def test_calls_outside_of_a_full_line_are_answered_by_the_old() -> None:
             pair.answer(0)
         await stopping
         assert [await call for call in calls[:5]] == squares(list(range(5)))
-
-
-async def test_a_refusal_is_the_new_ones_and_reported_once() -> None:
-    async with Pair() as pair:
-        pair.replaced.append(pair.old.replace_with(pair.new))
-        late = FakeRequest(1, arrival=pair.clock() - 60.0, timeout=30.0)
-        with pytest.raises(DeadlineExceeded):
-            pair.old.submit(late)
-        assert [refusal[2].__class__ for refusal in pair.heard.refusals] == [DeadlineExceeded]
 
 
 async def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:

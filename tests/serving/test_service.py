@@ -4,40 +4,30 @@ from typing import Any, ClassVar, cast
 
 import numpy
 import pytest
+from tests.rings import subcases
 from tests.serving.kit import Square, serving, squares, turns
 
-from weir import (
-    DeadlineExceeded,
-    Example,
-    InvalidRequest,
-    Measure,
-    Model,
-    ModelError,
-    ModelNotReady,
-    Service,
-    SettingsError,
-    Tensor,
-)  # fmt: skip
+import weir
 from weir.errors import Conflict, Overloaded
 from weir.messages import JSON, Kind
 from weir.serving.handle import ModelHealth
 from weir.testing import FakeExecutor, FakeRequest
 
 
-class Texts(Model):
+class Texts(weir.Model):
     def predict(self, batch: list[str]) -> list[int]:
         return list(map(len, batch))
 
     @classmethod
-    def measure(cls, item: Any) -> Measure:
+    def measure(cls, item: Any) -> weir.Measure:
         if item == "odd":
-            raise InvalidRequest("odd is not served")
-        return Measure(rows=len(item), cost=2.0 * len(item), key=item[0])
+            raise weir.InvalidRequest("odd is not served")
+        return weir.Measure(rows=len(item), cost=2.0 * len(item), key=item[0])
 
 
-class Sum(Model):
-    inputs = (Tensor("a", "INT64", [-1, 2]), Tensor("b", "INT64", [-1, 2]))
-    outputs = (Tensor("sum", "INT64", [-1, 2]),)
+class Sum(weir.Model):
+    inputs = (weir.Tensor("a", "INT64", [-1, 2]), weir.Tensor("b", "INT64", [-1, 2]))
+    outputs = (weir.Tensor("sum", "INT64", [-1, 2]),)
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"sum": batch["a"] + batch["b"]}
@@ -47,22 +37,12 @@ def added(entries: list[Any]) -> list[Any]:
     return [{"sum": entry["a"] + entry["b"]} for entry in entries]
 
 
-def typed(content_types: Any) -> type[Model]:
+def typed(content_types: Any) -> type[weir.Model]:
     """Return a model class with these content types, and no method that reads or writes them."""
     return type("Typed", (Square,), {"content_types": content_types})
 
 
-def test_a_service_is_named_after_its_model_unless_set_otherwise() -> None:
-    assert Service(Square).name == "square"
-    assert Service(Square, name="quadrat").name == "quadrat"
-
-    class Own(Service):
-        model = Square
-
-    assert Own().model is Square
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "complaint"),
     [
         ({"model": int}, "must be a subclass of weir.Model"),
@@ -81,20 +61,17 @@ def test_a_service_is_named_after_its_model_unless_set_otherwise() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(arguments: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(SettingsError, match=complaint):
-        Service(**arguments)
-
-
-def test_a_service_in_a_plain_with_names_what_has_one() -> None:
-    service: Any = Service(Square)
-    with pytest.raises(TypeError, match=r"use `async with`, or `with weir.BlockingService\(...\)`"), service:
-        pass
+    with pytest.raises(weir.SettingsError, match=complaint):
+        weir.Service(**arguments)
 
 
 async def test_it_starts_once_stops_often_and_starts_again() -> None:
-    service = Service(Square, executor=FakeExecutor(squares))
+    service: Any = weir.Service(Square, executor=FakeExecutor(squares))
+    with pytest.raises(TypeError, match=r"use `async with`, or `with weir.BlockingService\(...\)`"), service:
+        pass
     assert not service.ready
     assert service.not_ready_reason == "not started"
+    assert all(f"<td>{text}</td>" in service._repr_html_() for text in ("0 rows", "64 rows"))  # in a notebook
     await service.stop()
     for _ in range(2):
         await service.start()
@@ -104,14 +81,14 @@ async def test_it_starts_once_stops_often_and_starts_again() -> None:
         await service.stop()
         await service.stop()
         assert service.not_ready_reason == "stopped"
-        with pytest.raises(ModelNotReady, match="stopped"):
+        with pytest.raises(weir.ModelNotReady, match="stopped"):
             await service.infer(3)
 
 
 async def test_a_failed_start_says_why_afterwards_too() -> None:
-    executor = FakeExecutor(squares, start_error=ModelError("no such file: weights.bin"))
-    service = Service(Square, executor=executor)
-    with pytest.raises(ModelError, match="no such file"):
+    executor = FakeExecutor(squares, start_error=weir.ModelError("no such file: weights.bin"))
+    service = weir.Service(Square, executor=executor)
+    with pytest.raises(weir.ModelError, match="no such file"):
         await service.start()
     assert service.not_ready_reason == "no such file: weights.bin"
     await service.stop()
@@ -120,7 +97,7 @@ async def test_a_failed_start_says_why_afterwards_too() -> None:
 async def test_leaving_by_an_exception_does_not_wait_for_answers() -> None:
     executor = FakeExecutor()
     with pytest.raises(ZeroDivisionError):
-        async with Service(Square, executor=executor) as service:
+        async with weir.Service(Square, executor=executor) as service:
             service.infer(3)
             await turns()
             raise ZeroDivisionError
@@ -134,7 +111,7 @@ async def test_infer_many_is_one_request_divided_into_batches() -> None:
         assert await rig.service.infer_many([]) == []
 
 
-async def test_an_express_infer_many_goes_before_calls_that_wait_in_batches_of_its_own() -> None:
+async def test_an_express_infer_many_goes_before_calls_in_batches_of_its_own() -> None:
     async with serving(None, max_batch_size=4) as rig:
         waiting = [rig.service.infer(x) for x in range(10)]
         await turns()
@@ -146,28 +123,8 @@ async def test_an_express_infer_many_goes_before_calls_that_wait_in_batches_of_i
         assert rig.executor.payloads[3] == [104, 105]
         assert await bulk == squares(list(range(100, 106)))
         assert await asyncio.gather(*waiting) == squares(list(range(10)))
-        with pytest.raises(InvalidRequest, match="must be hashable"):
+        with pytest.raises(weir.InvalidRequest, match="must be hashable"):
             await rig.service.infer_many([1], express=True, key=cast(Any, []))
-
-
-async def test_an_express_list_longer_than_the_line_has_batches_of_its_own_too() -> None:
-    async with serving(max_batch_size=4, max_queue_size=8, policy="full", max_queue_delay=60.0) as rig:
-        single = rig.service.infer(7)
-        assert await rig.service.infer_many(range(18), express=True) == squares(list(range(18)))
-        assert sum(rig.executor.sizes) == 18
-        assert not single.done()
-        single.cancel()
-
-
-async def test_measured_items_keep_their_keys_in_an_express_call() -> None:
-    class Keyed(Square):
-        @classmethod
-        def measure(cls, item: Any) -> Measure:
-            return Measure(key=item % 2)
-
-    async with serving(model=Keyed, workers=1) as rig:
-        assert await rig.service.infer_many(range(6), express=True) == squares(list(range(6)))
-        assert sorted(map(sorted, rig.executor.payloads)) == [[0, 2, 4], [1, 3, 5]]
 
 
 async def test_calls_wait_outside_while_as_much_is_under_way_as_may_be() -> None:
@@ -184,49 +141,30 @@ async def test_calls_wait_outside_while_as_much_is_under_way_as_may_be() -> None
 
 async def test_infer_many_raises_the_first_error_or_returns_all() -> None:
     def picky(batch: list[Any]) -> list[Any]:
-        return [ModelError(f"bad {x}") if x % 3 == 2 else x for x in batch]
+        return [weir.ModelError(f"bad {x}") if x % 3 == 2 else x for x in batch]
 
     async with serving(picky, max_batch_size=4) as rig:
-        with pytest.raises(ModelError, match="bad 2"):
+        with pytest.raises(weir.ModelError, match="bad 2"):
             await rig.service.infer_many(range(10))
         answers = await rig.service.infer_many(range(10), return_errors=True)
         assert [x for x in answers if isinstance(x, int)] == [0, 1, 3, 4, 6, 7, 9]
-        assert [x.message for x in answers if isinstance(x, ModelError)] == ["bad 2", "bad 5", "bad 8"]
-
-
-async def test_infer_many_of_more_than_the_line_holds_waits_outside() -> None:
-    async with serving(max_batch_size=4, max_queue_size=8) as rig:
-        assert await rig.service.infer_many(range(100)) == squares(list(range(100)))
-        assert max(rig.executor.sizes) == 4
-
-
-async def wait_for_many(service: Service, count: int) -> list[Any]:
-    return await service.infer_many(range(count))
+        assert [x.message for x in answers if isinstance(x, weir.ModelError)] == ["bad 2", "bad 5", "bad 8"]
 
 
 async def test_cancelling_infer_many_takes_it_out_of_the_line() -> None:
     async with serving(None, max_batch_size=4, max_queue_size=8) as rig:
+
+        async def wait(count: int) -> None:
+            await rig.service.infer_many(range(count))
+
         for count in (6, 100):
-            waiting = asyncio.create_task(wait_for_many(rig.service, count))
+            waiting = asyncio.create_task(wait(count))
             await turns()
             waiting.cancel()
             await asyncio.wait([waiting])
             assert waiting.cancelled()
-            assert rig.service.state()["waiting"] == 0
-            assert rig.service.state()["waiting_outside"] == 0
-
-
-async def test_infer_many_ends_with_the_first_error_and_leaves_nothing_behind() -> None:
-    def picky(batch: list[str]) -> list[Any]:
-        return [ModelError("bad") if x == "bad" else len(x) for x in batch]
-
-    async with serving(picky, model=Texts, max_batch_size=4) as rig:
-        with pytest.raises(ModelError, match="bad"):
-            await rig.service.infer_many(["aa", "bad", "bb", "cc"])
-        assert await rig.service.infer_many(["aa", "b", "bbb"]) == [2, 1, 3]
-        answers = await rig.service.infer_many(["aa", "bad", "odd"], return_errors=True)
-        assert answers[0] == 2
-        assert [type(answer) for answer in answers[1:]] == [ModelError, InvalidRequest]
+            state = rig.service.state()
+            assert (state["waiting"], state["waiting_outside"]) == (0, 0)
 
 
 async def test_measure_says_rows_cost_and_key() -> None:
@@ -235,11 +173,11 @@ async def test_measure_says_rows_cost_and_key() -> None:
         items = ["aa", "bb", "a", "b", "aaa"]
         assert await asyncio.gather(*map(rig.service.infer, items)) == [2, 2, 1, 1, 3]
         assert sorted(map(sorted, rig.executor.payloads)) == [["a", "aa"], ["aaa"], ["b", "bb"]]
-        with pytest.raises(InvalidRequest, match="odd is not served"):
+        with pytest.raises(weir.InvalidRequest, match="odd is not served"):
             await rig.service.infer("odd")
-        with pytest.raises(InvalidRequest, match="cannot measure this item"):
+        with pytest.raises(weir.InvalidRequest, match="cannot measure this item"):
             await rig.service.infer(3)
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(weir.InvalidRequest):
             await rig.service.infer("aaaaa")  # more rows than a batch may have
         await asyncio.gather(*[rig.service.infer("a", key=key) for key in ("mine", "yours", "mine")])
         assert sorted(rig.executor.sizes[-2:]) == [1, 2]
@@ -254,30 +192,19 @@ async def test_tensors_of_equal_shape_share_batches_and_large_ones_are_divided()
         small, large = await asyncio.gather(rig.service.infer(one), rig.service.infer(two))
         assert small["sum"].tolist() == [[4, 6]]
         assert large["sum"].tolist() == [[2, 2]] * 6
-        with pytest.raises(InvalidRequest, match="tensor 'b': is missing"):
+        with pytest.raises(weir.InvalidRequest, match="tensor 'b': is missing"):
             await rig.service.infer({"a": [[1, 2]]})
         many = await rig.service.infer_many([one, one])
         assert [each["sum"].tolist() for each in many] == [[[4, 6]]] * 2
 
 
-async def test_keys_and_priorities_reach_the_line() -> None:
-    async with serving(None, max_batch_size=2) as rig:
-        rig.service.infer("running")
-        await turns()
-        for item, priority in (("low", 0), ("high", 5), ("middle", 1)):
-            rig.service.infer(item, priority=priority)
-        await turns()
-        rig.executor.answer_next(lambda batch: batch)
-        assert rig.executor.payloads[1] == ["high", "middle"]
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e12])
+@subcases("seconds", [float("nan"), float("inf"), 1e12])
 async def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     async with serving() as rig:
-        with pytest.raises(InvalidRequest, match="timeout="):
+        with pytest.raises(weir.InvalidRequest, match="timeout="):
             await rig.service.infer(3, timeout=seconds)
         for past in (0.0, -1.0):
-            with pytest.raises(DeadlineExceeded):
+            with pytest.raises(weir.DeadlineExceeded):
                 await rig.service.infer(3, timeout=past)
 
 
@@ -360,50 +287,29 @@ async def test_the_state_is_json_and_says_what_there_is() -> None:
         assert state["settings"]["env"] == [["TOKEN"]]
 
 
-def test_deep_health_runs_the_examples() -> None:
-    class Known(Square):
-        examples: ClassVar[Any] = (3, Example(4, 16), Example(2.0, 4.0000001))
-
-    class Wrong(Square):
-        examples: ClassVar[Any] = (Example(4, 17),)
-
-    class Raising(Square):
-        examples: ClassVar[Any] = ("x",)
-
-    async def health(model: type[Model]) -> ModelHealth:
-        async with serving(lambda batch: [ModelError("bad") if x == "x" else x * x for x in batch], model=model) as rig:
+async def test_deep_health_runs_the_examples() -> None:
+    async def health(*cases: Any) -> ModelHealth:
+        model = type("Known", (Square,), {"examples": cases})
+        async with serving(
+            lambda batch: [weir.ModelError("bad") if x == "x" else x * x for x in batch], model=model
+        ) as rig:
             return await rig.service.deep_health()
 
-    known = asyncio.run(health(Known))
-    assert known["healthy"]
-    assert [each["ok"] for each in known["examples"]] == [True, True, True]
-    wrong = asyncio.run(health(Wrong))
-    assert not wrong["healthy"]
-    assert wrong["examples"][0]["error"] == "expected 17, got 16"
-    assert asyncio.run(health(Raising))["examples"][0]["error"] == "ModelError: bad"
-    stopped = asyncio.run(Service(Known, executor=FakeExecutor()).deep_health())
+    known = await health(3, weir.Example(4, 16), weir.Example(2.0, 4.0000001))
+    assert known["healthy"] and [each["ok"] for each in known["examples"]] == [True, True, True]
+    wrong = await health(weir.Example(4, 17))
+    assert not wrong["healthy"] and wrong["examples"][0]["error"] == "expected 17, got 16"
+    assert (await health("x"))["examples"][0]["error"] == "ModelError: bad"
+    stopped = await weir.Service(Square, executor=FakeExecutor()).deep_health()
     assert (stopped["healthy"], stopped["reason"]) == (False, "not started")
 
 
-@pytest.mark.parametrize(("name", "value"), [("priority", "high"), ("priority", 1.5), ("key", ["a", "list"])])
+@subcases(("name", "value"), [("priority", "high"), ("priority", 1.5), ("key", ["a", "list"])])
 async def test_a_priority_or_key_that_cannot_be_is_refused_and_harms_nobody(name: str, value: Any) -> None:
     async with serving() as rig:
         options: dict[str, Any] = {name: value}
         for call in (rig.service.infer(3, **options), rig.service.infer_many([3, 4], **options)):
-            with pytest.raises(InvalidRequest, match=f"{name}="):
+            with pytest.raises(weir.InvalidRequest, match=f"{name}="):
                 await call
         assert await asyncio.gather(*map(rig.service.infer, range(4))) == [0, 1, 4, 9]
         assert rig.service.state()["waiting"] == 0
-
-
-def test_a_notebook_shows_what_is_served_and_how() -> None:
-    async def main() -> list[str]:
-        service = Service(Square, executor=FakeExecutor(squares), max_batch_size=7, policy="full")
-        shown = [service._repr_html_()]
-        async with service:
-            shown.append(service._repr_html_())
-        return shown
-
-    before, running = asyncio.run(main())
-    assert "<caption>Service square</caption>" in before and "<td>ready</td>" not in before
-    assert all(f"<td>{text}</td>" in running for text in ("ready", "full", "7 rows", "0 rows"))

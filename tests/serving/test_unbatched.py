@@ -10,7 +10,6 @@ from tests.catalog.repository.shelf import services, write
 
 from weir import Chain, Example, InvalidRequest, Model, ModelError, Service, SettingsError, Tensor
 from weir.catalog.registry import Registry
-from weir.profiling import items_of
 
 
 class Total(Model):
@@ -43,58 +42,31 @@ class Short(Total):
         return {"sum": batch["x"].sum(axis=1), "shape": np.array(batch["x"].shape)}
 
 
-def answers_of(model: Any, *values: Any, **settings: Any) -> list[Any]:
-    async def main() -> list[Any]:
-        async with Service(model, **settings) as service:
-            return await asyncio.gather(*(service.infer({"x": value}) for value in values), return_exceptions=True)
-
-    return asyncio.run(main())
+async def answers_of(model: Any, *values: Any, **settings: Any) -> list[Any]:
+    async with Service(model, **settings) as service:
+        return await asyncio.gather(*(service.infer({"x": value}) for value in values), return_exceptions=True)
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "inline"])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_each_request_runs_alone_as_it_is(executor: str, depth: int) -> None:
+async def test_each_request_runs_alone_as_it_is(executor: str) -> None:
     values = [np.full((rows, 2), rows, np.float32) for rows in (1, 4, 4, 2, 0)]
-    answers = answers_of(Total, *values, executor=executor, pipeline_depth=1 if executor == "inline" else depth)
-    assert [(float(each["sum"]), each["shape"].tolist()) for each in answers] == [
-        (2.0, [1, 2]), (32.0, [4, 2]), (32.0, [4, 2]), (8.0, [2, 2]), (0.0, [0, 2]),
-    ]  # fmt: skip
+    for depth in (1,) if executor == "inline" else (1, 2):
+        answers = await answers_of(Total, *values, executor=executor, pipeline_depth=depth)
+        assert [(float(each["sum"]), each["shape"].tolist()) for each in answers] == [
+            (2.0, [1, 2]), (32.0, [4, 2]), (32.0, [4, 2]), (8.0, [2, 2]), (0.0, [0, 2]),
+        ]  # fmt: skip
 
 
-def test_a_model_may_own_what_it_gets() -> None:
+async def test_a_model_may_own_what_it_gets_and_what_does_not_fit_is_refused() -> None:
     given = np.zeros((2, 2), np.float32)
-    (answer,) = answers_of(Own, given, executor="inline")
+    (answer,) = await answers_of(Own, given, executor="inline")
     assert (float(answer["sum"]), given.sum()) == (4.0, 0.0)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    (refused,) = answers_of(Total, [[1.0, 2.0, 3.0]], executor="inline")
+    (refused,) = await answers_of(Total, [[1.0, 2.0, 3.0]], executor="inline")
     assert isinstance(refused, InvalidRequest)
     assert refused.message == "tensor 'x': has shape [1, 3], must be [-1, 2] (-1: any length)"
-    (wrong,) = answers_of(Short, [[1.0, 2.0]], executor="inline")
+    (wrong,) = await answers_of(Short, [[1.0, 2.0]], executor="inline")
     assert isinstance(wrong, ModelError)
     assert wrong.message == "predict returned wrong tensors: tensor 'sum': has shape [1], must be [] (-1: any length)"
-
-
-async def test_a_request_counts_as_one_row() -> None:
-    shapes = []
-
-    class Watched(Service):
-        model = Total
-
-        async def before_batch(self, batch: list[Any]) -> list[Any]:
-            shapes.append([item["x"].shape for item in batch])
-            return batch
-
-    service = Watched(executor="inline")
-    async with service:
-        await asyncio.gather(*(service.infer({"x": np.ones((rows, 2), np.float32)}) for rows in (3, 1)))
-        rows = service.statistics.to_dict()["inference_count"]
-    assert (shapes, rows) == ([[(3, 2)], [(1, 2)]], 2)
-
-
-def test_it_is_measured_by_whole_requests() -> None:
-    assert items_of(Total).batch(1)[0]["x"].shape == (2, 2)
 
 
 CODE = """
@@ -112,15 +84,12 @@ SAID = 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: 4 } outpu
 
 
 @pytest.mark.parametrize(("tensors", "config"), [(OWN, "max_batch_size: 0"), ("", SAID), (OWN, SAID)])
-def test_a_configuration_says_that_a_class_does_not_batch(tmp_path: Path, tensors: str, config: str) -> None:
+async def test_a_configuration_says_that_a_class_does_not_batch(tmp_path: Path, tensors: str, config: str) -> None:
     files = {"one/1/model.py": CODE.format(tensors=tensors), "one/config.pbtxt": config}
-
-    async def main() -> Any:
-        (service,) = services(write(tmp_path, files), "one")
-        async with service:
-            return await service.infer({"x": [1, 2, 2, 5]})
-
-    np.testing.assert_allclose(asyncio.run(main())["y"], [0.1, 0.2, 0.2, 0.5])
+    (service,) = services(write(tmp_path, files), "one")
+    async with service:
+        answer = await service.infer({"x": [1, 2, 2, 5]})
+    np.testing.assert_allclose(answer["y"], [0.1, 0.2, 0.2, 0.5])
 
 
 @pytest.mark.parametrize(

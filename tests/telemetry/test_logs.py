@@ -1,67 +1,35 @@
 import io
 import json
 import logging
-import os
 import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import httpx
 import pytest
-import structlog
-from tests.served import MODELS, Served, serving, until
+from tests.rings import subcases
+from tests.served import MODELS, serving, until
 
-from weir.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelError,
-    ModelNotFound,
-    Overloaded,
-    SettingsError,
-)
+from weir import errors
 from weir.frontends.http.application import code_of
 from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.simulation.arrivals import read_trace
-from weir.telemetry import TelemetrySettings, output
-from weir.telemetry.logs import (
-    MOST_KINDS,
-    WRITTEN_AT_ONCE,
-    AccessLog,
-    ArrivalLog,
-    LogObserver,
-    RateLimit,
-    get_logger,
-    logging_to,
-    recorders,
-)
+from weir.telemetry import TelemetrySettings, logs
 from weir.telemetry.output import LOST
 from weir.testing import FakeClock, FakeRequest
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def lines_of(settings: TelemetrySettings, stream: io.StringIO, *events: tuple[str, dict[str, Any]]) -> list[str]:
-    with logging_to(settings, stream):
+    with logs.logging_to(settings, stream):
         for event, values in events:
-            get_logger("weir.test").info(event, **values)
+            logs.get_logger("weir.test").info(event, **values)
     return stream.getvalue().splitlines()
 
 
 def test_text_is_for_people() -> None:
     (line,) = lines_of(TelemetrySettings(), io.StringIO(), ("ready", {"models": ["square", "cube"], "workers": 2}))
     assert "ready" in line and "models='square, cube'" in line and "workers=2" in line and "\x1b" not in line
-
-
-def test_text_is_coloured_only_on_a_terminal() -> None:
-    (line,) = lines_of(TelemetrySettings(), Terminal(), ("worker ready", {}))
-    assert "\x1b" in line
 
 
 def test_json_is_one_document_a_line() -> None:
@@ -71,37 +39,20 @@ def test_json_is_one_document_a_line() -> None:
     assert first["timestamp"].endswith("Z") and second["o"] == repr(object)
 
 
-def test_lines_of_other_libraries_look_the_same() -> None:
-    stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format="json"), stream):
-        logging.getLogger("uvicorn.error").warning("half a request from %s", "::1", extra={"port": 3})
-    line = json.loads(stream.getvalue())
-    assert (line["event"], line["logger"], line["level"], line["port"]) == (
-        "half a request from ::1", "uvicorn.error", "warning", 3,
-    )  # fmt: skip
-
-
-def test_a_traceback_is_part_of_its_json_line() -> None:
-    stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format="json"), stream):
-        try:
-            raise ValueError("odd")
-        except ValueError:
-            logging.getLogger("library").exception("failed")
-            get_logger("weir").exception("failed too")
-    first, second = map(json.loads, stream.getvalue().splitlines())
-    assert "ValueError: odd" in first["exception"] and "ValueError: odd" in second["exception"]
-
-
-def test_the_level_drops_what_is_less_severe() -> None:
-    assert lines_of(TelemetrySettings(log_level="warning"), io.StringIO(), ("quiet", {})) == []
-
-
-def test_a_file_gets_every_line_as_json_beside_the_terminal(tmp_path: Path) -> None:
-    file = tmp_path / "weir.log"
-    shown = lines_of(TelemetrySettings(log_file=str(file)), io.StringIO(), ("start", {"models": ["square"]}))
-    assert "start" in shown[0]
-    assert json.loads(file.read_text())["models"] == ["square"]
+@subcases(("level", "written"), [("info", ["worse"]), ("debug", ["GET", "worse"]), ("error", [])])
+def test_the_level_drops_what_is_less_severe(level: str, written: list[str]) -> None:
+    """And requests that libraries send are written only for debugging."""
+    root, stream = logging.getLogger(), io.StringIO()
+    before = (root.handlers, root.level)
+    with logs.logging_to(TelemetrySettings(log_format="json", log_level=level), stream=stream):
+        for name in ("httpx", "httpx2"):
+            logging.getLogger(name).info("GET")
+            logging.getLogger(name).warning("worse")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line["logger"]) for line in lines] == [
+        (event, name) for name in ("httpx", "httpx2") for event in written
+    ]
+    assert (root.handlers, root.level, logging.getLogger("httpx").level) == (*before, logging.NOTSET)
 
 
 @pytest.mark.parametrize("key", ["password", "API_TOKEN", "Authorization", "api-key", "client_secret"])
@@ -112,28 +63,10 @@ def test_secrets_never_reach_a_line(key: str) -> None:
         assert "hunter2" not in line and "shown" in line
 
 
-@pytest.mark.parametrize(("level", "written"), [("info", ["worse"]), ("debug", ["GET", "worse"]), ("error", [])])
-def test_requests_that_libraries_send_are_written_only_for_debugging(level: str, written: list[str]) -> None:
-    stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format="json", log_level=level), stream=stream):
-        for name in ("httpx", "httpx2"):
-            logging.getLogger(name).info("GET")
-            logging.getLogger(name).warning("worse")
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == written * 2
-    assert logging.getLogger("httpx").level == logging.NOTSET
-
-
-def test_the_root_logger_is_as_before_afterwards() -> None:
-    root = logging.getLogger()
-    before = (root.handlers, root.level)
-    lines_of(TelemetrySettings(log_level="debug"), io.StringIO(), ("x", {}))
-    assert (root.handlers, root.level) == before
-
-
 def test_the_observer_writes_of_workers_by_severity() -> None:
     stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format="json"), stream):
-        observer = LogObserver(get_logger("weir.workers"))
+    with logs.logging_to(TelemetrySettings(log_format="json"), stream):
+        observer = logs.LogObserver(logs.get_logger("weir.workers"))
         observer.worker_changed("square", 0, "starting", "")
         observer.worker_changed("square", 0, "ready", "")
         observer.worker_changed("square", 0, "lost", "killed by signal 9")
@@ -145,25 +78,18 @@ def test_the_observer_writes_of_workers_by_severity() -> None:
     assert lines[1]["reason"] == "killed by signal 9" and "reason" not in lines[0]
 
 
-def test_a_wrong_setting_names_key_value_and_rule() -> None:
-    with pytest.raises(SettingsError, match=r"log_format='xml': must be one of text, json"):
-        TelemetrySettings(log_format="xml")
-
-
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
     settings = TelemetrySettings(log_file=str(tmp_path / "missing" / "weir.log"))
-    with pytest.raises(SettingsError, match="cannot be written: No such file or directory"), logging_to(settings):
+    with (
+        pytest.raises(errors.SettingsError, match="cannot be written: No such file or directory"),
+        logs.logging_to(settings),
+    ):
         raise AssertionError("unreachable")
-
-
-def test_structlog_is_not_configured_for_the_whole_process() -> None:
-    get_logger("weir.test")
-    assert not structlog.is_configured()
 
 
 def test_tracebacks_show_no_values_of_variables() -> None:
     stream = io.StringIO()
-    with logging_to(TelemetrySettings(), stream):
+    with logs.logging_to(TelemetrySettings(), stream):
         fails_with("hunter2")
     assert "ValueError: odd" in stream.getvalue() and "Traceback" in stream.getvalue()
     assert "hunter2" not in stream.getvalue()
@@ -173,7 +99,7 @@ def fails_with(password: str) -> None:
     try:
         raise ValueError("odd" if password else "even")
     except ValueError:
-        get_logger("weir").exception("failed")
+        logs.get_logger("weir").exception("failed")
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
@@ -181,10 +107,10 @@ def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> No
     settings, stream = TelemetrySettings(log_format=log_format), io.StringIO()
     token = CURRENT_TRACE.set(Trace(0xAB, 1))
     try:
-        with logging_to(settings, stream):
-            get_logger("weir.test").info("one")
+        with logs.logging_to(settings, stream):
+            logs.get_logger("weir.test").info("one")
             logging.getLogger("weir.grpc").error("two")
-            get_logger("weir.test").info("three", trace_id="its own")
+            logs.get_logger("weir.test").info("three", trace_id="its own")
     finally:
         CURRENT_TRACE.reset(token)
     one, two, three = stream.getvalue().splitlines()
@@ -194,50 +120,47 @@ def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> No
 
 def test_a_full_disk_is_logged_once_and_ends_nothing() -> None:
     stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_file="/dev/full", log_format="json"), stream):
+    with logs.logging_to(TelemetrySettings(log_file="/dev/full", log_format="json"), stream):
         for _ in range(3):
-            get_logger("weir").info("a line")
+            logs.get_logger("weir").info("a line")
     events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
     assert sorted(events) == ["a line"] * 3 + ["log_file='/dev/full': cannot be written: No space left on device"]
 
 
-def logged(*acts: Callable[[LogObserver], None], limit: RateLimit | None = None, log_format: str = "json") -> str:
+def logged(
+    *acts: Callable[[logs.LogObserver], None], limit: logs.RateLimit | None = None, log_format: str = "json"
+) -> str:
     """Return what the observer writes when these are told."""
     stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format=log_format), stream):
-        observer = LogObserver(get_logger("weir"), limit)
+    with logs.logging_to(TelemetrySettings(log_format=log_format), stream):
+        observer = logs.LogObserver(logs.get_logger("weir"), limit)
         for act in acts:
             act(observer)
     return stream.getvalue()
 
 
-def bad(kind: str = "ValueError") -> ModelError:
+def bad(kind: str = "ValueError") -> errors.ModelError:
     trace = f'Traceback (most recent call last):\n  File "model.py", line 3, in predict\n{kind}: no\n'
-    return ModelError(f"predict raised {kind}: no", original_type=kind, remote_traceback=trace)
+    return errors.ModelError(f"predict raised {kind}: no", original_type=kind, remote_traceback=trace)
 
 
 def test_an_error_of_a_model_is_logged_with_its_traceback() -> None:
     (line,) = map(json.loads, logged(lambda observer: observer.failed("square", [bad()], 0.0)).splitlines())
-    assert (line["event"], line["level"], line["model"], line["type"]) == (
-        "model error",
-        "error",
-        "square",
-        "ValueError",
-    )
-    assert line["error"] == "predict raised ValueError: no"
+    about = {"event": "model error", "level": "error", "model": "square", "type": "ValueError"}
+    assert {**line, **about, "error": "predict raised ValueError: no"} == line
     assert 'File "model.py", line 3, in predict' in line["exception"]
     text = logged(lambda observer: observer.failed("square", [bad()], 0.0), log_format="text")
     assert '\n    File "model.py", line 3, in predict\n' in text
     refused = logged(
-        lambda observer: observer.refused("square", "http", ModelError("measure raised")),
-        lambda observer: observer.refused("square", "http", Overloaded("full")),
+        lambda observer: observer.refused("square", "http", errors.ModelError("measure raised")),
+        lambda observer: observer.refused("square", "http", errors.Overloaded("full")),
     )
     assert [json.loads(line)["type"] for line in refused.splitlines()] == ["ModelError"]
 
 
 def test_errors_are_limited_by_model_and_type() -> None:
     clock = FakeClock()
-    observe: list[Callable[[LogObserver], None]] = [
+    observe: list[Callable[[logs.LogObserver], None]] = [
         lambda observer: observer.failed("square", [bad()] * 100, 0.0),
         lambda observer: observer.failed("square", [bad("KeyError")], 0.0),
         lambda observer: observer.failed("cube", [bad()], 0.0),
@@ -246,7 +169,7 @@ def test_errors_are_limited_by_model_and_type() -> None:
         lambda observer: clock.advance(1.0),
         lambda observer: observer.failed("square", [bad()] * 2, 0.0),
     ]
-    lines = list(map(json.loads, logged(*observe, limit=RateLimit(clock=clock)).splitlines()))
+    lines = list(map(json.loads, logged(*observe, limit=logs.RateLimit(clock=clock)).splitlines()))
     assert [(line["model"], line["type"]) for line in lines] == [
         *[("square", "ValueError")] * 5, ("square", "KeyError"), ("cube", "ValueError"), *[("square", "ValueError")] * 2,
     ]  # fmt: skip
@@ -254,34 +177,27 @@ def test_errors_are_limited_by_model_and_type() -> None:
 
 
 def test_types_of_errors_that_a_model_makes_up_are_not_kept_for_ever() -> None:
-    limit = RateLimit(clock=FakeClock())
-    for number in range(10 * MOST_KINDS):
+    limit = logs.RateLimit(clock=FakeClock())
+    for number in range(10 * logs.MOST_KINDS):
         limit.pass_on(number)
-    assert len(limit._begun) <= MOST_KINDS
+    assert len(limit._begun) <= logs.MOST_KINDS
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
+@subcases("log_format", ["json", "text"])
 def test_the_access_log_has_a_line_for_each_request(log_format: str) -> None:
     stream = io.StringIO()
-    with logging_to(TelemetrySettings(log_format=log_format), stream):
-        access = AccessLog(get_logger("weir.access"), code_of)
+    with logs.logging_to(TelemetrySettings(log_format=log_format), stream):
+        access = logs.AccessLog(logs.get_logger("weir.access"), code_of)
         answered, failed = (FakeRequest(1, arrival=10.0, frontend=frontend) for frontend in ("http", "grpc"))
         access.answered("square", [answered, answered], None, 10.25)
-        access.answered("square", [failed], DeadlineExceeded("late"), 11.0)
-        access.refused("", "http", Overloaded("full"))
+        access.answered("square", [failed], errors.DeadlineExceeded("late"), 11.0)
+        access.refused("", "http", errors.Overloaded("full"))
+    first, *_ = lines = stream.getvalue().splitlines()
     if log_format == "text":
-        assert (
-            stream.getvalue()
-            .splitlines()[0]
-            .endswith("request [weir.access] code=200 milliseconds=250.0 model=square protocol=http rows=1")
-        )
+        assert first.endswith("request [weir.access] code=200 milliseconds=250.0 model=square protocol=http rows=1")
         return
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    facts = [
-        [line.get(name) for name in ("event", "model", "protocol", "code", "rows", "milliseconds", "error")]
-        for line in lines
-    ]
-    assert facts == [
+    names = ("event", "model", "protocol", "code", "rows", "milliseconds", "error")
+    assert [[json.loads(line).get(name) for name in names] for line in lines] == [
         *[["request", "square", "http", "200", 1, 250.0, None]] * 2,
         ["request", "square", "grpc", "DEADLINE_EXCEEDED", 1, 1000.0, "DeadlineExceeded"],
         ["request", "", "http", "429", None, None, "Overloaded"],
@@ -299,116 +215,72 @@ def recorded(path: Path) -> list[tuple[float, int]]:
 
 
 def test_arrivals_are_written_in_order_from_the_first(tmp_path: Path) -> None:
-    with ArrivalLog(tmp_path / "a.csv") as recorder:
+    with logs.ArrivalLog(tmp_path / "a.csv") as recorder:
         recorder.answered("square", [ask(1000.5), ask(1000.25, rows=3)], None, 1001.0)
-        recorder.answered("square", [ask(1000.0)], Cancelled("left"), 1001.5)
+        recorder.answered("square", [ask(1000.0)], errors.Cancelled("left"), 1001.5)
     assert recorded(tmp_path / "a.csv") == [(0.0, 1), (0.25, 3), (0.5, 1)]
 
 
-def test_requests_that_found_no_room_or_time_are_arrivals_and_wrong_ones_are_not(tmp_path: Path) -> None:
+def test_requests_without_room_or_time_are_arrivals_and_wrong_ones_are_not(tmp_path: Path) -> None:
     clock = FakeClock(1000.0)
-    with ArrivalLog(tmp_path / "a.csv", "square", clock=clock) as recorder:
-        recorder.refused("square", "http", Overloaded("full"))
+    with logs.ArrivalLog(tmp_path / "a.csv", "square", clock=clock) as recorder:
+        recorder.refused("square", "http", errors.Overloaded("full"))
         clock.advance(0.5)
-        recorder.refused("square", "http", DeadlineExceeded("too late"))
-        recorder.refused("square", "http", InvalidRequest("not JSON"))
-        recorder.refused("circle", "http", Overloaded("full"))
-        recorder.refused("circle", "http", ModelNotFound("none"))
+        recorder.refused("square", "http", errors.DeadlineExceeded("too late"))
+        recorder.refused("square", "http", errors.InvalidRequest("not JSON"))
+        recorder.refused("circle", "http", errors.Overloaded("full"))
+        recorder.refused("circle", "http", errors.ModelNotFound("none"))
         recorder.answered("circle", [ask(1000.0)], None, 1001.0)
     assert recorded(tmp_path / "a.csv") == [(0.0, 1), (0.5, 1)]
 
 
 def test_what_is_kept_is_bounded_and_sorts_what_ends_out_of_order(tmp_path: Path) -> None:
-    count = 5 * WRITTEN_AT_ONCE
+    count = 5 * logs.WRITTEN_AT_ONCE
     arrivals = [1000.0 + index / 1000 for index in range(count)]
     rng = random.Random(1)
     ends = sorted(range(count), key=lambda index: index + rng.uniform(0, 90))
-    with ArrivalLog(tmp_path / "a.csv", kept=100) as recorder:
+    with logs.ArrivalLog(tmp_path / "a.csv", kept=100) as recorder:
         for index in ends:
             recorder.answered("square", [ask(arrivals[index])], None, 2000.0)
-        until(lambda: count - 100 - WRITTEN_AT_ONCE <= written(recorder))
+        until(lambda: count - 100 - logs.WRITTEN_AT_ONCE <= written(recorder))
     assert [round(at * 1000) for at, _ in recorded(tmp_path / "a.csv")] == list(range(count))
 
 
-def test_lines_ascend_even_where_one_request_had_its_end_much_too_late(tmp_path: Path) -> None:
-    count = 2 * WRITTEN_AT_ONCE
-    with ArrivalLog(tmp_path / "a.csv", kept=1) as recorder:
-        recorder.answered("square", [ask(1000.0 + index) for index in range(count)], None, 2000.0)
-        recorder.answered("square", [ask(999.0)], None, 2000.0)
-    times = [at for at, _ in recorded(tmp_path / "a.csv")]
-    assert len(times) == count + 1 and times == sorted(times) and times[0] == 0.0
-
-
-def written(recorder: ArrivalLog) -> int:
+def written(recorder: logs.ArrivalLog) -> int:
     """How many whole lines the outlet's thread, which may be within one, has written below the header."""
     return recorder.path.read_bytes().count(b"\n") - 1
 
 
-def test_nothing_is_noted_before_it_is_open_or_after_it_is_closed(tmp_path: Path) -> None:
-    recorder = ArrivalLog(tmp_path / "a.csv")
-    recorder.answered("square", [ask(1.0)], None, 2.0)
-    recorder.open()
-    recorder.close()
-    recorder.close()
-    recorder.answered("square", [ask(1.0)], None, 2.0)
-    assert recorded(tmp_path / "a.csv") == []
-
-
 def test_a_file_that_cannot_be_written_is_a_wrong_setting_recording(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"record=.*nowhere.*cannot be written: No such file"):
-        ArrivalLog(tmp_path / "nowhere" / "a.csv").open()
-
-
-def test_each_of_several_models_has_a_file() -> None:
-    assert [recorder.path for recorder in recorders("x/a.csv", ["square"])] == [Path("x/a.csv")]
-    several = recorders("x/a.csv", ["square", "circle"])
-    assert [recorder.path for recorder in several] == [Path("x/a.square.csv"), Path("x/a.circle.csv")]
+    with pytest.raises(errors.SettingsError, match=r"record=.*nowhere.*cannot be written: No such file"):
+        logs.ArrivalLog(tmp_path / "nowhere" / "a.csv").open()
 
 
 def test_a_server_records_until_its_end(tmp_path: Path) -> None:
-    with serving(f"{MODELS}:Square", "--record", tmp_path / "a.csv") as (served, client):
+    with serving(f"{MODELS}:Square", f"{MODELS}:Power", "--record", tmp_path / "a.csv") as (served, client):
         for _ in range(3):
             assert client.post("/infer/square", content=b"3").json() == 9
         assert client.post("/infer/square/batch", content=b"[1, 2, 3, 4]").status_code == 200
         assert client.post("/infer/square", content=b"three").status_code == 400
         assert client.post("/infer/circle", content=b"3").status_code == 404
+        assert client.post("/infer/power", content=b"3").json() == 9
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
-    times, rows = (values.tolist() for values in read_trace(tmp_path / "a.csv"))
+    times, rows = (values.tolist() for values in read_trace(tmp_path / "a.square.csv"))
     assert rows == [1, 1, 1, 4, 1]  # what is not JSON is found out by the worker, so it was in the line too
     assert times[0] == 0.0 and times == sorted(times)
-
-
-def test_a_server_of_two_models_records_each(tmp_path: Path) -> None:
-    with Served(f"{MODELS}:Square", f"{MODELS}:Power", "--record", tmp_path / "a.csv") as served:
-        served.until_ready()
-        for name in ("square", "square", "power"):
-            assert httpx.post(f"{served.url}/infer/{name}", content=b"3").status_code == 200
-        served.signal(signal.SIGINT)
-        assert served.wait() == 0
-    assert len(recorded(tmp_path / "a.square.csv")) == 2
-    assert len(recorded(tmp_path / "a.power.csv")) == 1
+    assert recorded(tmp_path / "a.power.csv") == [(0.0, 1)]
+    assert [recorder.path for recorder in logs.recorders("x/a.csv", ["square"])] == [Path("x/a.csv")]
 
 
 def test_a_full_disk_costs_lines_of_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     lost = LOST["record"]
     for count in (1, 10_000):
-        recorder = ArrivalLog("/dev/full", kept=100)
+        recorder = logs.ArrivalLog("/dev/full", kept=100)
         with recorder:
             for _ in range(count):
-                recorder.refused("m", "http", Overloaded("full"))
+                recorder.refused("m", "http", errors.Overloaded("full"))
         recorder.close()
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["record='/dev/full': cannot be written: No space left on device"] * 2
     assert LOST["record"] == lost + 10_003
-
-
-def test_a_recording_to_a_file_that_takes_nothing_does_not_hold_the_server(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.csv")
-    reader = os.open(tmp_path / "a.csv", os.O_RDONLY | os.O_NONBLOCK)
-    recorder = ArrivalLog(tmp_path / "a.csv", kept=1)
-    with mock.patch.object(output, "PATIENCE", 0.1), recorder:  # nobody reads: 64 KiB fill the pipe
-        for _ in range(20 * WRITTEN_AT_ONCE):
-            recorder.refused("m", "http", Overloaded("full"))
-    assert os.read(reader, 15) == b"arrival_s,rows\n"
-    os.close(reader)  # the thread's write fails, and it ends

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tests.served import Served, weir
+from tests.served import Served
 from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
 
@@ -67,20 +69,28 @@ def ask(url: str, address: str) -> dict[str, str]:
     return answered
 
 
-def test_spans_of_every_frontend_arrive() -> None:
+@contextmanager
+def receiving(spans: list[dict[str, Any]]) -> Iterator[str]:
+    """Run a receiver, and give its address; afterwards `spans` are those that it got."""
     with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
         try:
-            with Served(f"{SIMPLE}:Simple", "--grpc-port", "0", "--trace-endpoint", endpoint) as served:
-                address = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
-                served.until_ready()
-                answered = ask(served.url, address)
-                served.signal(signal.SIGTERM)
-                assert served.wait() == 0
+            yield f"http://127.0.0.1:{int(receiver.stdout.readline())}"
         finally:
             receiver.terminate()
-        spans = [json.loads(line) for line in receiver.stdout]
+        spans += [json.loads(line) for line in receiver.stdout]
+
+
+def test_spans_of_every_frontend_arrive() -> None:
+    spans: list[dict[str, Any]] = []
+    with (
+        receiving(spans) as endpoint,
+        Served(f"{SIMPLE}:Simple", "--grpc-port", "0", "--trace-endpoint", endpoint) as served,
+    ):
+        address = served.until_grpc().grpc
+        answered = ask(served.until_ready().url, address)
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
     assert {span["service"] for span in spans} == {"weir"}
     assert {span["path"] for span in spans} == {"/v1/traces"}
     for name, caller in CALLERS.items():
@@ -115,11 +125,6 @@ def test_a_server_that_traces_nothing_loads_none_of_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
 
 
-def test_a_share_is_a_share() -> None:
-    said = weir("serve", "examples.square:Square", "--trace-ratio", "2")
-    assert said.returncode == 2 and "--trace-ratio=2.0: must be from 0 to 1" in said.stderr
-
-
 # A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own.
 
 
@@ -137,38 +142,26 @@ CALLS: dict[tuple[str, int], tuple[str, Any]] = {
 
 def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     directory = sentence_model(tmp_path / "tiny", "bert")
-    with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
-        assert receiver.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
-        said = ("--trace-endpoint", endpoint, "--cache", tmp_path / "cache", "--no-calibrate", "--executor", "thread")
-        try:
-            with Served(directory, *said, command="embed serve") as served:
-                url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
-                headers = {"traceparent": CALLER}
-                answers = {
-                    call: httpx.post(url + path, json=body, headers=headers, timeout=30)
-                    for call, (path, body) in CALLS.items()
-                }
-                wrong = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [2], "data": ["fine", ""]}]}
-                refused = [
-                    httpx.post(url + path, json=body, headers=headers, timeout=30)
-                    for path, body in (
-                        ("/encode", {"texts": ["x " * 1000], "truncate": False}),
-                        ("/v2/models/tiny/infer", wrong),
-                        ("/v2/models/tiny/infer_stream", wrong),
-                    )
-                ]
-                served.signal(signal.SIGTERM)
-                assert served.wait() == 0
-        finally:
-            receiver.terminate()
-        spans = [json.loads(line) for line in receiver.stdout]
+    flags = ("--cache", tmp_path / "cache", "--no-calibrate", "--executor", "thread")
+    wrong = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [2], "data": ["fine", ""]}]}
+    long = {"texts": ["x " * 1000], "truncate": False}
+    spans: list[dict[str, Any]] = []
+    with (
+        receiving(spans) as endpoint,
+        Served(directory, *flags, "--trace-endpoint", endpoint, command="embed serve") as served,
+    ):
+        url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
+        with httpx.Client(base_url=url, headers={"traceparent": CALLER}, timeout=30) as client:
+            answers = {call: client.post(path, json=body) for call, (path, body) in CALLS.items()}
+            refused = [client.post("/encode", json=long)]
+            refused += [client.post(f"/v2/models/tiny/{call}", json=wrong) for call in ("infer", "infer_stream")]
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
     faults = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
     assert [answer.status_code for answer in refused] == [400] * 3
     named = [answer.headers["traceparent"] for answer in refused]
     assert named == [f"00-{'e' * 32}-{fault['span']}-01" for fault in faults]
-    spans = [span for span in spans if span not in faults]
-    calls = [span for span in spans if span["name"] == "encode tiny"]
+    calls = [span for span in spans if span["name"] == "encode tiny" and span not in faults]
     for (frontend, texts), answer in answers.items():
         about = {"weir.frontend": frontend, "weir.texts": texts}
         (call,) = [span for span in calls if about.items() <= span["attributes"].items()]
@@ -181,3 +174,6 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
             if text["name"] == "infer tiny":
                 below = {span["name"] for span in spans if span["parent"] == text["span"]}
                 assert below == {"queue", "compute"}
+
+
+# after ROW

@@ -9,34 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.rings import spread
+from tests.rings import spread, subcases
 from tests.served import CLEAN, Served, until
 
 from weir.telemetry import TelemetrySettings
 from weir.telemetry.logs import get_logger, logging_to
-from weir.telemetry.output import LOST, MOST_WAITING, Outlet, OutletHandler, open_standard_descriptors, write_all
+from weir.telemetry.output import LOST, MOST_WAITING, Outlet, OutletHandler, write_all
 
-NOISY = """
-import sys
-import weir
-
-class Noisy(weir.Model):
-    def predict(self, batch):
-        print("x" * 100_000)
-        print("y" * 100_000, file=sys.stderr)
-        return batch
-"""
-
-
-@pytest.fixture
-def noisy(tmp_path: Path) -> str:
-    (tmp_path / "noisy.py").write_text(NOISY)
-    return f"{tmp_path / 'noisy.py'}:Noisy"
+MODELS = Path(__file__).parent / "noisy_models.py"
+NOISY = f"{MODELS}:Noisy"
 
 
 def lost_lines(url: str) -> float:
@@ -63,14 +50,23 @@ def stay(served: Served) -> None:
     """Read nothing more."""
 
 
-@pytest.mark.parametrize("reader", [leave, stay])
-@pytest.mark.parametrize("flags", [("--log-format", "json", "--access-log"), ("--log-format", "text"), ("--log-file",)])
+WAYS = [
+    (leave, ("--log-format", "json", "--access-log")),
+    (stay, ("--log-format", "text")),
+    (stay, ("--log-file",)),
+    (leave, ("--log-format", "text")),
+    (stay, ("--log-format", "json", "--access-log")),
+    (leave, ("--log-file",)),
+]
+
+
+@pytest.mark.parametrize(("reader", "flags"), spread(WAYS, 3))
 def test_readers_who_leave_or_stop_cost_lines_and_nothing_else(
-    noisy: str, tmp_path: Path, reader: Callable[[Served], None], flags: tuple[str, ...]
+    tmp_path: Path, reader: Callable[[Served], None], flags: tuple[str, ...]
 ) -> None:
     log_file = tmp_path / "weir.log"
     words = [*flags, log_file] if flags == ("--log-file",) else flags
-    with Served(noisy, *words) as served:
+    with Served(NOISY, *words) as served:
         served.until_ready()
         reader(served)
         with httpx.Client(base_url=served.url, timeout=60) as client:
@@ -87,34 +83,29 @@ def test_readers_who_leave_or_stop_cost_lines_and_nothing_else(
         assert len([event for event in events if event == "x" * 100_000]) == 60 and "stopped" in events
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_server_on_a_full_disk_serves(noisy: str, tmp_path: Path, log_format: str) -> None:
+@pytest.mark.parametrize("log_format", spread(["json", "text"]))
+def test_a_server_on_a_full_disk_serves(tmp_path: Path, log_format: str) -> None:
     uds = tmp_path / "socket"
-    words = [sys.executable, "-m", "weir", "serve", noisy, "--uds", str(uds), "--log-format", log_format]
-    with Path("/dev/full").open("wb") as full, subprocess.Popen(words, stdout=full, stderr=full, env=CLEAN) as server:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=60) as client:
-            until(lambda: is_ready(client, uds), 60.0)
-            assert client.post("/infer/noisy", json=1).json() == 1
-            assert "weir_log_lines_lost_total" in client.get("/metrics").text
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=200) == 0
+    words = [sys.executable, "-m", "weir", "serve", NOISY, "--uds", str(uds), "--log-format", log_format]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(words, stdout=full, stderr=full, env=CLEAN) as server,
+        client_of(uds, server) as client,
+    ):
+        assert client.post("/infer/noisy", json=1).json() == 1
+        assert "weir_log_lines_lost_total" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("closed", spread(["<&- >&- 2>&-", "<&-", ">&-", "2>&-"]))
-def test_a_server_without_standard_descriptors_serves(noisy: str, tmp_path: Path, closed: str) -> None:
+def test_a_server_without_standard_descriptors_serves(tmp_path: Path, closed: str) -> None:
     uds = tmp_path / "socket"
-    command = f'exec "{sys.executable}" -m weir serve "{noisy}" --uds "{uds}" {closed}'
-    with subprocess.Popen(
-        ["sh", "-c", command], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=60) as client:
-            until(lambda: is_ready(client, uds), 60.0)
-            leads = [os.readlink(f"/proc/{server.pid}/fd/{number}").partition(":")[0] for number in range(3)]
-            assert leads == ["/dev/null", "pipe", "pipe"]
-            for number in range(5):
-                assert client.post("/infer/noisy", json=number).json() == number
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=200) == 0
+    words = ["sh", "-c", f'exec "{sys.executable}" -m weir serve "{NOISY}" --uds "{uds}" {closed}']
+    null = subprocess.DEVNULL
+    with subprocess.Popen(words, env=CLEAN, stdout=null, stderr=null) as server, client_of(uds, server) as client:
+        leads = [os.readlink(f"/proc/{server.pid}/fd/{number}").partition(":")[0] for number in range(3)]
+        assert leads == ["/dev/null", "pipe", "pipe"]
+        for number in range(5):
+            assert client.post("/infer/noisy", json=number).json() == number
 
 
 PROGRAM = """
@@ -130,8 +121,8 @@ with weir.running(sys.argv[1]) as server, HttpClient(server.address) as client:
 """
 
 
-def test_no_print_fails_in_the_workers_of_a_program_that_nobody_reads(noisy: str) -> None:
-    words = [sys.executable, "-c", PROGRAM, noisy]
+def test_no_print_fails_in_the_workers_of_a_program_that_nobody_reads() -> None:
+    words = [sys.executable, "-c", PROGRAM, NOISY]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=CLEAN, stdin=pipe, stdout=pipe, stderr=pipe) as program:
         assert program.stdin is not None and program.stdout is not None and program.stderr is not None
@@ -143,21 +134,9 @@ def test_no_print_fails_in_the_workers_of_a_program_that_nobody_reads(noisy: str
         assert program.wait(timeout=200) == 0
 
 
-TERMINAL = """
-import sys
-import weir
-
-class Shown(weir.Model):
-    def predict(self, batch):
-        print("printed by the model")
-        return [[sys.stdout.isatty(), sys.stderr.isatty()]] * len(batch)
-"""
-
-
 def test_on_a_terminal_everybody_has_a_terminal_until_it_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "shown.py").write_text(TERMINAL)
     ours, theirs = os.openpty()
-    words = [sys.executable, "-m", "weir", "serve", f"{tmp_path / 'shown.py'}:Shown", "--port", "0"]
+    words = [sys.executable, "-m", "weir", "serve", f"{MODELS}:Shown", "--port", "0"]
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=CLEAN) as server:
         os.close(theirs)
         shown = b""
@@ -182,16 +161,9 @@ def test_a_wrong_command_without_descriptors_has_its_exit_code() -> None:
     assert run.returncode == 2
 
 
-def test_descriptors_that_are_open_stay_as_they_are() -> None:
-    before = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)], sys.stdin, sys.stdout, sys.stderr
-    open_standard_descriptors()
-    after = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)], sys.stdin, sys.stdout, sys.stderr
-    assert after == before
-
-
-@pytest.mark.parametrize("rename", [True, False])
+@subcases("rename", [True, False])
 def test_a_log_file_that_was_renamed_or_removed_is_opened_again(tmp_path: Path, rename: bool) -> None:
-    file, old = tmp_path / "weir.log", tmp_path / "weir.log.1"
+    file, old = tmp_path / f"{rename}.log", tmp_path / "weir.log.1"
     with logging_to(TelemetrySettings(log_file=str(file), log_format="json"), stream=None, captures=False):
         get_logger("weir").info("before")
         until(lambda: file.read_text().count("\n") == 1)
@@ -201,9 +173,8 @@ def test_a_log_file_that_was_renamed_or_removed_is_opened_again(tmp_path: Path, 
             file.unlink()
         get_logger("weir").info("after")
         until(file.exists)
-    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["after"]
-    if rename:
-        assert [json.loads(line)["event"] for line in old.read_text().splitlines()] == ["before"]
+    for path, event in ((file, "after"), *([(old, "before")] if rename else [])):
+        assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [event]
 
 
 def test_an_outlet_drops_what_it_cannot_hold_and_goes_on_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,27 +223,11 @@ def test_a_descriptor_that_another_program_made_non_blocking_is_waited_for() -> 
     os.close(write)
 
 
-FORGING = """
-import logging
-import weir
-
-class Forging(weir.Model):
-    def predict(self, batch):
-        logging.getLogger("model").warning("got %s", batch[0])
-        try:
-            raise KeyError(batch[0])
-        except KeyError:
-            logging.getLogger("model").exception("failed")
-        raise ValueError(batch[0])
-"""
-
-
 @pytest.mark.parametrize("executor", ["process", "thread"])
 def test_a_callers_text_forges_no_line_and_steers_no_terminal(tmp_path: Path, executor: str) -> None:
-    (tmp_path / "forging.py").write_text(FORGING)
     text = "no\n2026-01-01 00:00:00 [error    ] forged [weir] worker=x/0\n2026-01-01 00:00:00 [error] forged\x1b[2J\r\x9b1A"
     log = tmp_path / "weir.log"
-    with Served(f"{tmp_path / 'forging.py'}:Forging", "--executor", executor, "--log-file", log) as served:
+    with Served(f"{MODELS}:Forging", "--executor", executor, "--log-file", log) as served:
         served.until_ready()
         assert httpx.post(f"{served.url}/infer/forging", json=text, timeout=30).status_code == 500
         served.signal(signal.SIGTERM)
@@ -284,3 +239,13 @@ def test_a_callers_text_forges_no_line_and_steers_no_terminal(tmp_path: Path, ex
     assert not {"\x1b", "\r", "\x9b"} & set(shown)
     assert all(json.loads(line)["level"] != "error" or "forged" not in json.loads(line)["event"]
                for line in log.read_text().splitlines())  # fmt: skip
+
+
+@contextmanager
+def client_of(uds: Path, server: "subprocess.Popen[bytes]") -> Iterator[httpx.Client]:
+    """Give a client of the server when it is ready; end it afterwards."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=60) as client:
+        until(lambda: is_ready(client, uds), 60.0)
+        yield client
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=200) == 0

@@ -16,7 +16,7 @@ from tests.streaming_models import Count
 
 from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
-from weir.messages import Trace, child_of
+from weir.messages import child_of
 from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry import TelemetrySettings, open_tracing
@@ -72,14 +72,15 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def test_a_request_has_its_queue_and_compute_as_children_and_links_to_its_batch() -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
-            await asyncio.gather(*[service.infer(x) for x in range(3)])
-        return kept
+async def settled(request: Asking) -> None:
+    while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
+        await asyncio.sleep(0)
 
-    kept = asyncio.run(main())
+
+async def test_a_request_has_queue_and_compute_as_children_and_links_to_its_batch() -> None:
+    kept = Kept()
+    async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+        await asyncio.gather(*[service.infer(x) for x in range(3)])
     requests, batches = kept.named("infer square"), kept.named("batch square")
     assert len(requests) == 3
     for request in requests:
@@ -94,47 +95,34 @@ def test_a_request_has_its_queue_and_compute_as_children_and_links_to_its_batch(
         assert attributes(batch)["weir.predict_seconds"] > 0
 
 
-def test_a_span_names_the_frontend_of_its_request() -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
-            for trace in ({"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}, None):
-                request = Asking(3, service.now(), 10.0, frontend="grpc", trace=trace)
-                service.submit(request)
-                assert type(request.trace) is Trace
-                while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
-                    await asyncio.sleep(0)
-        return kept
-
-    kept = asyncio.run(main())
+async def test_a_span_names_the_frontend_of_its_request() -> None:
+    kept = Kept()
+    async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+        for trace in ({"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}, None):
+            request = Asking(3, service.now(), 10.0, frontend="grpc", trace=trace)
+            service.submit(request)
+            await settled(request)
     within, own = kept.named("infer square")  # of the one that is not sampled there is none
     assert within.parent is not None and within.parent.is_remote and f"{within.parent.span_id:x}" == "cd" * 8
     assert f"{ids(within)[0]:x}" == "ab" * 16 and within.kind is SpanKind.SERVER
     assert own.parent is None and len(kept.named("batch square")) == 2
 
 
-def test_what_vendors_add_to_a_trace_goes_on_with_each_of_its_spans() -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        tracing = Tracing(kept)
-        async with Service(Square, observers=[tracing], executor="inline") as service:
-            whole = tracing.new({"traceparent": CALLER, "tracestate": "a=1,b=2"})
-            for origin in (whole, child_of(whole)):
-                request = Asking(3, service.now(), 10.0, frontend="grpc", trace=origin)
-                service.submit(request)
-                while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
-                    await asyncio.sleep(0)
-        return kept
-
-    kept = asyncio.run(main())
+async def test_what_vendors_add_to_a_trace_goes_on_with_each_of_its_spans() -> None:
+    kept = Kept()
+    tracing = Tracing(kept)
+    async with Service(Square, observers=[tracing], executor="inline") as service:
+        whole = tracing.new({"traceparent": CALLER, "tracestate": "a=1,b=2"})
+        for origin in (whole, child_of(whole)):
+            request = Asking(3, service.now(), 10.0, frontend="grpc", trace=origin)
+            service.submit(request)
+            await settled(request)
     requests = kept.named("infer square")
     assert len(requests) == 2 and len({ids(each)[0] for each in kept.spans if "batch" not in each.name}) == 1
     assert requests[1].parent is not None and requests[1].parent.span_id == ids(requests[0])[1]
     spans: list[Any] = [*requests, *kept.named("queue"), *kept.named("compute")]
-    assert len(spans) == 6
-    assert all(
-        context.trace_state.to_header() == "a=1,b=2" for span in spans for context in (span.context, span.parent)
-    )
+    contexts = [context for span in spans for context in (span.context, span.parent)]
+    assert [context.trace_state.to_header() for context in contexts] == ["a=1,b=2"] * 12
 
 
 @pytest.mark.parametrize(
@@ -185,120 +173,68 @@ def test_the_environment_says_which_headers_name_a_caller(named: str | None, fou
 
 
 def test_a_propagator_that_is_not_installed_is_refused_by_name() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "weir",
-        "serve",
-        "examples.square:Square",
-        "--trace-endpoint",
-        "http://localhost:1",
-    ]
+    words = [sys.executable, "-m", "weir", "serve", "examples.square:Square", "--trace-endpoint", "http://localhost:1"]
     environment = {**os.environ, "OTEL_PROPAGATORS": "tracecontext,nowhere"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 2 and "OTEL_PROPAGATORS='tracecontext,nowhere': Propagator nowhere not found" in run.stderr
 
 
-def test_a_call_in_process_is_within_the_span_that_is_current_there() -> None:
-    async def main() -> tuple[Kept, Any]:
-        kept = Kept()
-        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
-            with TracerProvider().get_tracer("caller").start_as_current_span("caller") as caller:
-                await service.infer(3)
-            assert not api.get_current_span().get_span_context().is_valid
-        return kept, caller.get_span_context()
-
-    kept, caller = asyncio.run(main())
-    (request,) = kept.named("infer square")
-    assert request.parent is not None and (request.parent.trace_id, request.parent.span_id) == (
-        caller.trace_id,
-        caller.span_id,
-    )
-
-
-def test_errors_are_in_the_span_and_those_of_models_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
-            with pytest.raises(ModelError):
-                await service.infer("x")
-        return kept
-
-    with caplog.at_level(logging.WARNING):
-        kept = asyncio.run(main())
-    (request,) = kept.named("infer square")
-    assert request.status.status_code is StatusCode.ERROR and attributes(request)["error.type"] == "ModelError"
-    assert f"{ids(request)[0]:032x}" in str(caplog.records[0].__dict__)
+async def test_calls_in_process_are_within_the_span_that_is_current_there(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+    async with (
+        Service(Square, observers=[Tracing(kept)], executor="inline") as service,
+        Service(Count, observers=[Tracing(kept)], executor="inline") as streaming,
+    ):
+        with TracerProvider().get_tracer("caller").start_as_current_span("caller") as caller:
+            await service.infer(3)
+        assert not api.get_current_span().get_span_context().is_valid
+        with pytest.raises(ModelError), caplog.at_level(logging.WARNING):
+            await service.infer("x")
+        assert [answer async for answer in streaming.infer_stream(3)] == [1, 2, 3]
+    request, failed = kept.named("infer square")
+    context = caller.get_span_context()
+    assert request.parent is not None
+    assert (request.parent.trace_id, request.parent.span_id) == (context.trace_id, context.span_id)
+    assert failed.status.status_code is StatusCode.ERROR and attributes(failed)["error.type"] == "ModelError"
+    assert f"{ids(failed)[0]:032x}" in str(caplog.records[0].__dict__)
+    assert len(kept.named("infer count")) == 1
 
 
-def test_what_never_runs_has_no_compute() -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        settings: dict[str, Any] = {"max_queue_size": 1, "max_batch_size": 1, "executor": FakeExecutor()}
-        async with Service(Square, observers=[Tracing(kept)], **settings) as service:
-            running = Asking(1, service.now(), 60.0, frontend="grpc")
-            service.submit(running)
-            await asyncio.sleep(0)
-            service.submit(Asking(2, service.now(), 60.0, frontend="grpc"))
-            with pytest.raises(Overloaded):
-                service.submit(Asking(3, service.now(), 60.0, frontend="grpc"))
-            late = Asking(3, service.now() - 2, 1.0, frontend="grpc")
-            with pytest.raises((DeadlineExceeded, Overloaded)):
-                service.submit(late)
-            service.cancel(running)
-            await service.stop(0.0)
-        return kept
-
-    kept = asyncio.run(main())
+async def test_what_never_runs_has_no_compute() -> None:
+    kept = Kept()
+    settings: dict[str, Any] = {"max_queue_size": 1, "max_batch_size": 1, "executor": FakeExecutor()}
+    async with Service(Square, observers=[Tracing(kept)], **settings) as service:
+        running = Asking(1, service.now(), 60.0, frontend="grpc")
+        service.submit(running)
+        await asyncio.sleep(0)
+        service.submit(Asking(2, service.now(), 60.0, frontend="grpc"))
+        with pytest.raises(Overloaded):
+            service.submit(Asking(3, service.now(), 60.0, frontend="grpc"))
+        with pytest.raises((DeadlineExceeded, Overloaded)):
+            service.submit(Asking(3, service.now() - 2, 1.0, frontend="grpc"))
+        service.cancel(running)
+        await service.stop(0.0)
     errors = [attributes(each)["error.type"] for each in kept.named("infer square")]
     assert errors[0] == "Overloaded" and errors[2:] == ["Cancelled", "Draining"]
     assert len(kept.named("queue")) == 4 and len(kept.named("compute")) == 1
     assert kept.named("infer square")[2].status.status_code is StatusCode.UNSET
 
 
-def test_a_batch_that_is_lost_with_its_worker_says_so() -> None:
-    async def main() -> Kept:
-        kept, executor = Kept(), FakeExecutor()
-        tracing = Tracing(kept)
-        async with Service(Square, observers=[tracing], executor=executor) as service:
-            call = service.infer(3)
-            while not executor.pending:  # noqa: ASYNC110 - from outside there is no event to wait for
-                await asyncio.sleep(0)
-            tracing.worker_changed("square", 1, "lost", "killed")  # another one
-            tracing.worker_changed("square", 0, "ready", "")
-            assert not kept.spans
-            tracing.worker_changed("square", 0, "lost", "killed")
-            call.cancel()
-            await service.stop(0.0)
-        return kept
-
-    (batch,) = asyncio.run(main()).named("batch square")
+async def test_a_batch_that_is_lost_with_its_worker_says_so() -> None:
+    kept, executor = Kept(), FakeExecutor()
+    tracing = Tracing(kept)
+    async with Service(Square, observers=[tracing], executor=executor) as service:
+        call = service.infer(3)
+        while not executor.pending:  # noqa: ASYNC110 - from outside there is no event to wait for
+            await asyncio.sleep(0)
+        tracing.worker_changed("square", 1, "lost", "killed")  # another one
+        tracing.worker_changed("square", 0, "ready", "")
+        assert not kept.spans
+        tracing.worker_changed("square", 0, "lost", "killed")
+        call.cancel()
+        await service.stop(0.0)
+    (batch,) = kept.named("batch square")
     assert batch.status.status_code is StatusCode.ERROR and batch.status.description == "worker lost: killed"
-
-
-def test_the_answers_of_a_stream_are_one_span() -> None:
-    async def main() -> Kept:
-        kept = Kept()
-        async with Service(Count, observers=[Tracing(kept)], executor="inline") as service:
-            assert [answer async for answer in service.infer_stream(3)] == [1, 2, 3]
-        return kept
-
-    assert len(asyncio.run(main()).named("infer count")) == 1
-
-
-async def test_without_tracing_a_request_has_no_trace() -> None:
-    async with Service(Square, executor="inline") as service:
-        assert service.tracing is None
-        request = Asking(3, service.now(), 10.0, frontend="grpc", trace={"traceparent": CALLER})
-        service.submit(request)
-        assert request.trace == {"traceparent": CALLER}
-
-
-def test_leaving_flushes() -> None:
-    kept = Kept()
-    with Tracing(kept):
-        assert not kept.closed
-    assert kept.closed
 
 
 @pytest.mark.parametrize(
@@ -356,10 +292,3 @@ def test_the_service_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_sent_where_it_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir") == []
-
-
-def test_it_is_off_by_default() -> None:
-    assert open_tracing(TelemetrySettings(), "weir") == []
-    (made,) = open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir")
-    with made:
-        assert isinstance(made, Tracing)

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy
 from bert_serving.client import ConcurrentBertClient
-from tests.late import openai
 
 from weir.client import EmbeddingClient
 from weir.errors import CapacityError, DeadlineExceeded
@@ -43,7 +42,7 @@ class Crowd:
 
     def start(self, number: int) -> None:
         """Begin with so many clients, of all kinds in turn."""
-        kinds = (self._own, self._openai, self._encode, self._stock)
+        kinds = (self._own, self._encode, self._stock)
         for place in range(number):
             ask = kinds[place % len(kinds)]
             name = ask.__name__.strip("_")
@@ -94,9 +93,9 @@ class Crowd:
             vectors = ask(texts, timeout)
         except _Left:
             return "left"
-        except (DeadlineExceeded, CapacityError, TimeoutError, openai.APITimeoutError, httpx.TimeoutException) as error:
+        except (DeadlineExceeded, CapacityError, TimeoutError, httpx.TimeoutException) as error:
             return type(error).__name__
-        except (openai.APIStatusError, httpx.HTTPStatusError) as error:
+        except httpx.HTTPStatusError as error:
             if error.response.status_code not in MAY_BE:
                 self.faults.append(f"{len(texts)} texts: {error.response.status_code} {error.response.text[:300]}")
             return str(error.response.status_code)
@@ -119,20 +118,6 @@ class Crowd:
     def _own(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
         client = EmbeddingClient(self.url, timeout=30.0, identity=f"own-{chance.randrange(4)}", check_length=False)
         return lambda texts, timeout: client.encode(texts, timeout=timeout), client.close
-
-    def _openai(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-        model = client.models.list().data[0].id
-
-        def ask(texts: Sequence[str], timeout: float) -> Any:
-            coding: Any = chance.choice(["float", "base64", openai.omit])
-            answer = client.embeddings.create(
-                input=list(texts), model=model, timeout=timeout, encoding_format=coding,
-                extra_headers={"X-Client-Id": f"openai-{chance.randrange(3)}"},
-            )  # fmt: skip
-            return [_decoded(each.embedding) for each in answer.data]
-
-        return ask, client.close
 
     def _encode(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
         client = httpx.Client(base_url=self.url)
@@ -157,14 +142,10 @@ class Crowd:
         with _SHARING:
             if not self._shared:
                 port, out = self.ports
+                timeout = int(1e3 * STOCK_TIMEOUT)
                 self._shared.append(
                     ConcurrentBertClient(
-                        max_concurrency=64,
-                        ip="127.0.0.1",
-                        port=port,
-                        port_out=out,
-                        timeout=int(1e3 * STOCK_TIMEOUT),
-                        check_length=False,
+                        64, ip="127.0.0.1", port=port, port_out=out, timeout=timeout, check_length=False
                     )
                 )
         client = self._shared[0]
@@ -176,11 +157,3 @@ class _Left(Exception):
 
 
 _SHARING = threading.Lock()
-
-
-def _decoded(embedding: Any) -> Any:
-    if isinstance(embedding, str):
-        import base64
-
-        return numpy.frombuffer(base64.b64decode(embedding), "<f4")
-    return embedding

@@ -13,18 +13,7 @@ from typer.main import get_command
 from weir.commands.embed import _with_stock_ports, embed, old_parameters
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server.server_settings import (
-    ELSEWHERE,
-    MODEL_DIRECTORY,
-    OLD,
-    ONE_DASH,
-    PREFETCH,
-    TEXTS,
-    VERSION,
-    XLA,
-    Translated,
-    translated,
-)
+from weir.text_server import server_settings
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),
@@ -53,21 +42,21 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("prefetch_size", "0", "pipeline_depth", 1),
 ]  # fmt: skip
 
-text_settings = partial(read_settings, kind=TEXTS)
-
-
-@subcases(("flag", "value", "setting", "meant"), TABLE)
-def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
-    directories, today, stock, *_ = translated(None, {flag: value if value is True else [value]})
-    assert directories == [] and next(iter(today)) == setting and stock
-    assert list(today)[1:] == (["hide_special"] if flag == "mask_cls_sep" else [])
-    assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
+text_settings = partial(read_settings, kind=server_settings.TEXTS)
 
 
 def test_no_flag_is_forgotten_here() -> None:
     tried = {flag for flag, *_ in TABLE}
-    assert tried == {*OLD, *PREFETCH}
-    assert len(old_parameters()) == len({*tried, MODEL_DIRECTORY, VERSION, XLA, *ELSEWHERE}) + len(ONE_DASH)
+    assert tried == {*server_settings.OLD, *server_settings.PREFETCH}
+    assert len(old_parameters()) == len(
+        {
+            *tried,
+            server_settings.MODEL_DIRECTORY,
+            server_settings.VERSION,
+            server_settings.XLA,
+            *server_settings.ELSEWHERE,
+        }
+    ) + len(server_settings.ONE_DASH)
 
 
 @cache
@@ -89,11 +78,11 @@ def parsed(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dashes", ["-", "--"])
 def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setting: str, meant: object) -> None:
     words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
-    seen = translated(None, parsed(*words))
-    assert seen == translated(None, parsed(*words[0].split("=")))
+    seen = server_settings.translated(None, parsed(*words))
+    assert seen == server_settings.translated(None, parsed(*words[0].split("=")))
     today = seen.today
     assert next(iter(today)) == setting
-    assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
+    assert value_of(declared_settings(server_settings.TEXTS)[setting], today[setting]) == meant
 
 
 @subcases(
@@ -102,31 +91,27 @@ def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setti
      ("-device_map", "device_map"), ("-gpu_memory_fraction", "gpu_memory_fraction")],
 )  # fmt: skip
 def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
-    assert translated(None, parsed("-model_dir", "dir", flag, "1"))[:2] == (["dir"], {setting: ["1"]})
+    assert server_settings.translated(None, parsed("-model_dir", "dir", flag, "1"))[:2] == (["dir"], {setting: ["1"]})
 
 
-@pytest.mark.parametrize("flag", ELSEWHERE)
-@subcases("dashes", ["-", "--"])
-def test_what_is_set_elsewhere_is_refused_with_where(flag: str, dashes: str) -> None:
-    words = parsed(f"{dashes}{flag}", "value")
-    with pytest.raises(SettingsError, match=f"-{flag}: is not supported: {re.escape(ELSEWHERE[flag])}"):
-        translated(None, words)
+@subcases("flag", server_settings.ELSEWHERE)
+def test_what_is_set_elsewhere_is_refused_with_where(flag: str) -> None:
+    for dashes in ("-", "--"):
+        with pytest.raises(
+            SettingsError, match=f"-{flag}: is not supported: {re.escape(server_settings.ELSEWHERE[flag])}"
+        ):
+            server_settings.translated(None, parsed(f"{dashes}{flag}", "value"))
 
 
 def test_none_as_a_length_leaves_it_to_the_model() -> None:
-    found = translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]})
+    found = server_settings.translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]})
     assert found[:2] == (["dir", "other"], {"max_length": []})
 
 
 def test_both_names_at_once_are_one_too_many() -> None:
-    today = translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]}).today
+    today = server_settings.translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]}).today
     with pytest.raises(SettingsError, match="--pooling: given 2 times"):
-        value_of(declared_settings(TEXTS)["pooling"], today["pooling"])
-
-
-def test_a_prefetch_that_is_no_number_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--prefetch-size='x': must be a whole number"):
-        translated(None, {"prefetch_size": ["x"]})
+        value_of(declared_settings(server_settings.TEXTS)["pooling"], today["pooling"])
 
 
 @subcases(
@@ -137,14 +122,18 @@ def test_a_prefetch_that_is_no_number_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_several_layers_may_have_spaces_between_them(words: tuple[str, ...], layers: list[int]) -> None:
-    found = translated(None, parsed("-num_worker", "2", *words, "-cpu"))
-    assert value_of(declared_settings(TEXTS)["layers"], found.today["layers"]) == layers
+    found = server_settings.translated(None, parsed("-num_worker", "2", *words, "-cpu"))
+    assert value_of(declared_settings(server_settings.TEXTS)["layers"], found.today["layers"]) == layers
     assert found.today["workers"] == ["2"] and found.today["device_map"] == ["cpu"]
 
 
 def test_several_devices_may_have_spaces_between_them() -> None:
-    found = translated(None, parsed("-device_map", "0", "1", "2", "-model_dir", "dir"))
-    assert value_of(declared_settings(TEXTS)["device_map"], found.today["device_map"]) == ["0", "1", "2"]
+    found = server_settings.translated(None, parsed("-device_map", "0", "1", "2", "-model_dir", "dir"))
+    assert value_of(declared_settings(server_settings.TEXTS)["device_map"], found.today["device_map"]) == [
+        "0",
+        "1",
+        "2",
+    ]
     assert found.directories == ["dir"]
     said = parsed("--device-map", "cpu", "0")
     assert said == {"device_map": ["cpu"], "directories": ["0"]}
@@ -153,25 +142,27 @@ def test_several_devices_may_have_spaces_between_them() -> None:
 
 def test_vectors_of_tokens_have_the_length_that_was_chosen() -> None:
     there = {"pooling_strategy": ["NONE"], "max_seq_len": ["25"]}
-    assert translated(None, there).today["fixed_length"] == ["true"]
-    assert "fixed_length" not in translated(None, there | {"max_seq_len": ["NONE"]}).today
-    assert "fixed_length" not in translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
+    assert server_settings.translated(None, there).today["fixed_length"] == ["true"]
+    assert "fixed_length" not in server_settings.translated(None, there | {"max_seq_len": ["NONE"]}).today
+    assert "fixed_length" not in server_settings.translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
 
 
 def test_old_flags_pool_the_layer_that_bert_serving_start_pooled() -> None:
-    assert translated(None, {"num_worker": ["2"]}).settings == {"workers": ["2"], "bare_layer": ["-2"]}
-    assert translated(None, {"num_worker": ["2"], "bare_layer": ["-1"]}).settings["bare_layer"] == ["-1"]
-    assert "bare_layer" not in translated(None, {"workers": ["2"]}).settings
+    assert server_settings.translated(None, {"num_worker": ["2"]}).settings == {"workers": ["2"], "bare_layer": ["-2"]}
+    assert server_settings.translated(None, {"num_worker": ["2"], "bare_layer": ["-1"]}).settings["bare_layer"] == [
+        "-1"
+    ]
+    assert "bare_layer" not in server_settings.translated(None, {"workers": ["2"]}).settings
 
 
 def test_xla_compiles_with_torch_and_changes_nothing_else() -> None:
-    assert translated(None, {"xla": True, "runtime": ["torch"]}) == Translated(
+    assert server_settings.translated(None, {"xla": True, "runtime": ["torch"]}) == server_settings.Translated(
         [], {"runtime": ["torch"], "compile": ["true"]}, stock=True, xla=True
     )
-    assert translated(None, {"xla": True}) == Translated([], {}, stock=True, xla=True)
+    assert server_settings.translated(None, {"xla": True}) == server_settings.Translated([], {}, stock=True, xla=True)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("words", "environment", "ports"),
     [
         (("-model_dir=dir", "-num_worker=4"), {}, (5555, 5556)),
@@ -189,7 +180,7 @@ def test_old_flags_open_the_ports_that_old_clients_look_for(
     words: tuple[str, ...], environment: dict[str, str], ports: tuple[int | None, int | None]
 ) -> None:
     said = parsed(*words)
-    stock = translated(said.pop("directories", None), said)
+    stock = server_settings.translated(said.pop("directories", None), said)
     settings = text_settings(
         stock.directories, {name: list(map(str, values)) for name, values in stock.today.items()}, environment
     )
@@ -204,9 +195,21 @@ def test_the_version_is_shown() -> None:
         assert done.returncode == 0 and re.fullmatch(r"weir \S+, for clients of bert-as-service 1.10.0\n", done.stdout)
 
 
-@pytest.mark.parametrize("flag", ["-foo", "-num_workers", "-q", "-modeldir=x"])
-@pytest.mark.parametrize("command", ["serve", "benchmark", "convert"])
-def test_an_unknown_flag_is_named_whole(flag: str, command: str) -> None:
-    done = weir_here("embed", command, flag, "3")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert re.search(r"(unknown option|No such option).*", done.stderr) and flag.partition("=")[0] in done.stderr
+@subcases("flag", ["-foo", "-num_workers", "-q", "-modeldir=x"])
+def test_an_unknown_flag_is_named_whole(flag: str) -> None:
+    for command in ("serve", "benchmark", "convert"):
+        done = weir_here("embed", command, flag, "3")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert re.search(r"(unknown option|No such option).*", done.stderr) and flag.partition("=")[0] in done.stderr
+
+
+@subcases(("flag", "value", "setting", "meant"), TABLE)
+# as test_one_dash_says_what_two_say
+def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
+    for dashes in ("-", "--"):
+        words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
+        seen = server_settings.translated(None, parsed(*words))
+        assert seen == server_settings.translated(None, parsed(*words[0].split("=")))
+        assert seen.directories == [] and seen.stock
+        assert list(seen.today) == [setting, *(["hide_special"] if flag == "mask_cls_sep" else [])]
+        assert value_of(declared_settings(server_settings.TEXTS)[setting], seen.today[setting]) == meant

@@ -39,20 +39,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def started(model: Path) -> Iterator[Started]:
     with reserve_ports(2) as (port, port_out):
-        flags = (
-            "-num_worker=1",
-            "-cpu",
-            "-port",
-            port,
-            "-port_out",
-            port_out,
-            "-max_seq_len",
-            "NONE",
-            "-show_tokens_to_client",
-        )
-        with Served(
-            f"-model_dir={model}", *flags, "--no-calibrate", "--cache", model / "cache", command="embed serve"
-        ) as served:
+        flags = ("-num_worker=1", "-cpu", "-port", port, "-port_out", port_out, "-max_seq_len", "NONE")
+        ours = ("-show_tokens_to_client", "--no-calibrate", "--cache", model / "cache")
+        with Served(f"-model_dir={model}", *flags, *ours, command="embed serve") as served:
             said = served.until_logged("flags of bert-serving-start.*")[0]
             served.until_printed("also at")
             yield Started(served, port, port_out, said)
@@ -113,23 +102,6 @@ def test_clients_of_one_identity(started: Started) -> None:
                 heard += [len(frames[2])] if len(frames) == 4 else []  # the others tell of the server
             clone.close()
             assert heard == [4 * 512 * tiny.HIDDEN] * 3
-
-
-def test_a_clone_without_requests_has_nothing_to_fetch(started: Started) -> None:
-    """As its third example, which fetches in threads."""
-    with connected(started) as client, connected(started, identity=client.identity) as clone:
-        assert client.encode(LINES).shape == (512, tiny.HIDDEN)
-        assert list(clone.fetch()) == []
-
-
-def test_the_nearest_of_some_questions(started: Started) -> None:
-    """As its eighth example."""
-    questions = [line.strip() for line in LINES[:40]]
-    with connected(started) as client:
-        vectors = client.encode(questions)
-        asked = client.encode([questions[7]])[0]
-        score = numpy.sum(asked * vectors, axis=1) / numpy.linalg.norm(vectors, axis=1)
-    assert questions[numpy.argsort(score)[-1]] == questions[7]
 
 
 def test_its_quick_start(model: Path) -> None:

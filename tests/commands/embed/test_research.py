@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from examples.docstrings import labelled
-from tests.served import weir, weir_here
+from tests.rings import subcases
+from tests.served import weir_here
 from tests.text_models import tiny
 
 
@@ -24,10 +25,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_layers_are_shown_and_drawn(model: Path, texts: Path, tmp_path: Path) -> None:
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    shown = weir(
-        "embed", "layers", texts, "--model", model, "-o", tmp_path / "a.png", "--json", tmp_path / "a.json", env=cache
-    )
+    files = ("-o", tmp_path / "a.png", "--json", tmp_path / "a.json")
+    shown = weir_here("embed", "layers", texts, "--model", model, *files, env={"XDG_CACHE_HOME": str(tmp_path / "c")})
     assert shown.returncode == 0, shown.stderr
     assert "mean: kNN accuracy" in shown.stdout and "│ -2" in shown.stdout and "Written" in shown.stdout
     assert (tmp_path / "a.png").exists() and (tmp_path / "a.svg").exists()
@@ -52,25 +51,33 @@ def test_a_file_that_is_not_there_takes_one_line(command: str, model: Path) -> N
     )
 
 
-def test_an_empty_query_is_named(texts: Path, model: Path) -> None:
-    said = weir_here("embed", "search", texts, "", "--model", model)
-    assert (said.returncode, said.stderr) == (2, "weir: QUERY: is empty, must be a text\n")
-
-
 def test_without_matplotlib_layers_have_their_table(
     model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("options", "embed"):
         monkeypatch.setattr(f"weir.commands.{module}.can_draw", lambda: False)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    install = "it needs matplotlib; add Weir's extra 'plots': pip install 'weir-serving[plots]'"
     shown = weir_here("embed", "layers", texts, "--model", model, env=cache, cwd=tmp_path)
-    assert shown.returncode == 0 and "mean: kNN accuracy" in shown.stdout
-    assert (
-        "No picture: it needs matplotlib; add Weir's extra 'plots': pip install 'weir-serving[plots]'" in shown.stdout
-    )
+    assert shown.returncode == 0 and "mean: kNN accuracy" in shown.stdout and f"No picture: {install}" in shown.stdout
     assert not list(tmp_path.glob("layers.*"))
     refused = weir_here("embed", "layers", texts, "--model", model, "-o", "a.png", env=cache, cwd=tmp_path)
-    assert (
-        refused.returncode == 2
-        and "--output: drawing needs matplotlib; add Weir's extra 'plots': pip install" in refused.stderr
-    )
+    assert refused.returncode == 2
+    assert "--output: drawing needs matplotlib; add Weir's extra 'plots': pip install" in refused.stderr
+
+
+@subcases(
+    ("words", "said"),
+    [
+        (("layers", "nothing.txt"), "nothing.txt: cannot be read: [Errno 2] No such file or directory: 'nothing.txt'"),
+        (
+            ("search", "nothing.txt", "a"),
+            "nothing.txt: cannot be read: [Errno 2] No such file or directory: 'nothing.txt'",
+        ),
+        (("search", __file__, ""), "QUERY: is empty, must be a text"),
+    ],
+)
+# as test_a_file_that_is_not_there_takes_one_line
+def test_what_is_wrong_takes_one_line(words: tuple[str, ...], said: str, model: Path) -> None:
+    done = weir_here("embed", *words, "--model", model)
+    assert (done.returncode, done.stderr) == (2, f"weir: {said}\n")

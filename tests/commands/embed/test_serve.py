@@ -6,32 +6,23 @@ import subprocess
 from pathlib import Path
 
 import httpx
-import pytest
+from tests.rings import subcases
 from tests.served import Served, weir_here
 from tests.text_models import tiny
 
 from weir.commands.embed import COMMANDS
 
 
-@pytest.mark.parametrize(("name", "example"), COMMANDS.items())
+@subcases(("name", "example"), COMMANDS.items())
 def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
-    shown = weir_here("embed", name, "--help", env={"COLUMNS": "300"}).stdout
-    assert f"Example: {example}" in shown
+    assert f"Example: {example}" in weir_here("embed", name, "--help", env={"COLUMNS": "300"}).stdout
     assert example.startswith(f"weir embed {name} ")
 
 
 def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
     shown = weir_here("embed", "serve", "--help=all", env={"COLUMNS": "300"}).stdout
-    for flag in (
-        "--pooling",
-        "--max-length",
-        "--zmq-port",
-        "--max-texts",
-        "--workers",
-        "--tls-certfile",
-        "--no-truncate",
-    ):
-        assert flag in shown
+    settings = "--pooling --max-length --zmq-port --max-texts --workers --tls-certfile --no-truncate"
+    assert all(flag in shown for flag in settings.split())
     # Not the defaults of `weir serve`.
     assert "autoscales (default: CPUs / --threads" in shown
     assert "Largest batch, in rows; 1 disables batching (default: measured, see --calibrate" in shown
@@ -67,25 +58,17 @@ def assert_that_shown_calls_work(url: str) -> None:
 def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
     """The old flags too; the second start takes what the first has found."""
     model = tiny.model(tmp_path / "model", layers=2)
-    flags = (
-        "--cache",
-        tmp_path / "cache",
-        "-cpu",
-        "--threads",
-        "1",
-        "-pooling_strategy",
-        "CLS_TOKEN",
-        "-http_max_connect=9",
-        "-port=0",
-    )
-    logs = []
+    flags = ("--cache", tmp_path / "cache", "-cpu", "--threads", "1")
+    old = ("-pooling_strategy", "CLS_TOKEN", "-http_max_connect=9", "-port=0")
+    logs: list[str] = []
     for _ in range(2):
-        with Served(model, *flags, command="embed serve") as served:
-            line = served.until_printed(r"curl .*?(http://\S+)/encode")
-            answer = httpx.post(f"{line[1]}/encode", json={"id": 1, "texts": ["first do it"]}).json()
+        with Served(model, *flags, *old, command="embed serve") as served:
+            url = served.until_printed(r"curl .*?(http://\S+)/encode")[1]
+            answer = httpx.post(f"{url}/encode", json={"id": 1, "texts": ["first do it"]}).json()
             assert len(answer["result"][0]) == tiny.HIDDEN
-            assert httpx.get(f"{line[1]}/status/server").json()["pooling_strategy"] == 4
-            assert_that_shown_calls_work(line[1])
+            assert httpx.get(f"{url}/status/server").json()["pooling_strategy"] == 4
+            if not logs:
+                assert_that_shown_calls_work(url)
             served.process.terminate()
             assert served.wait() == 0
             assert served.process.stderr is not None

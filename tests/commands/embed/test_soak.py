@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.commands.embed.crowd import MOST as MOST_TEXTS
 from tests.commands.embed.crowd import Crowd
-from tests.served import Served
+from tests.served import Served, until
 from tests.text_models import tiny
 
 from weir.bench.vectors import reserve_ports
@@ -88,33 +88,13 @@ def kill_one(server: psutil.Process, chance: random.Random, of_template: bool) -
 
 def held(server: psutil.Process) -> dict[str, int]:
     """Return what the server itself has."""
-    with server.oneshot():
-        return {
-            "descriptors": server.num_fds(),
-            "threads": server.num_threads(),
-            "connections": len(server.connections("tcp")),
-            "MiB": server.memory_info().rss >> 20,
-        }
-
-
-def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Return when something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-def levels(url: str) -> dict[str, Any]:
-    """Return what waits and runs, and which workers there are."""
-    (name,) = httpx.get(f"{url}/status/server", timeout=30).json()["models"]
-    state: dict[str, Any] = httpx.get(f"{url}/models/{name}", timeout=30).json()
-    return state
+    return {"descriptors": server.num_fds(), "threads": server.num_threads(), "MiB": server.memory_info().rss >> 20}
 
 
 def is_at_rest(url: str) -> bool:
     """Return whether nothing waits or runs any more, and all workers are there."""
-    state = levels(url)
+    (name,) = httpx.get(f"{url}/status/server", timeout=30).json()["models"]
+    state = httpx.get(f"{url}/models/{name}", timeout=30).json()
     ready = all(worker["state"] == "ready" for worker in state["workers"])
     return (state["waiting"], state["in_flight_batches"], ready) == (0, 0, True)
 
@@ -139,9 +119,9 @@ def test_every_request_of_a_crowd_has_its_end(served: Served, ports: tuple[int, 
         print(*key, count)
     assert crowd.faults == []
     assert killed["template"] and killed["worker"]
-    assert {name for name, end in crowd.ends if end == "answered"} == {"own", "openai", "encode", "stock"}
-    until(lambda: is_at_rest(served.url), f"{levels(served.url)}")
-    until(lambda: held(server)["descriptors"] <= at_rest["descriptors"], f"descriptors: {at_rest}, {held(server)}")
+    assert {name for name, end in crowd.ends if end == "answered"} == {"own", "encode", "stock"}
+    until(lambda: is_at_rest(served.url))
+    until(lambda: held(server)["descriptors"] <= at_rest["descriptors"])
     print(at_rest, held(server))
     assert held(server)["threads"] <= at_rest["threads"] + MOST_THREADS
     assert len(httpx.get(f"{served.url}/status/client").json()["clients"]) <= MAX_REMEMBERED

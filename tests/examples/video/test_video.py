@@ -17,6 +17,7 @@ from examples.video.fetching import Rules, fetch
 from examples.video.frames import frames
 from examples.video.models import SIZE
 from tests.late import av
+from tests.rings import subcases
 from websockets.asyncio.client import connect
 
 import weir
@@ -31,6 +32,8 @@ from weir.wire.websocket import read_answer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 RED, BLUE = (250, 10, 10), (10, 10, 250)
+AWAY = "http://localhost:1/red.mp4"
+REDIRECTED = {"/to-file": "file:///etc/passwd", "/away": AWAY, "/round": "/round", "/ok": "/red.mp4"}
 
 
 def make_video(path: Path, container: str, codec: str, colour: tuple[int, int, int], count: int) -> None:
@@ -46,16 +49,10 @@ def make_video(path: Path, container: str, codec: str, colour: tuple[int, int, i
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
-        place = {
-            "/to-file": "file:///etc/passwd",
-            "/away": "http://localhost:1/red.mp4",
-            "/round": "/round",
-            "/ok": "/red.mp4",
-        }
-        if self.path not in place:
+        if self.path not in REDIRECTED:
             return super().do_GET()
         self.send_response(302)
-        self.send_header("Location", place[self.path])
+        self.send_header("Location", REDIRECTED[self.path])
         self.send_header("Content-Length", "0")
         self.end_headers()
         return None
@@ -142,21 +139,21 @@ async def test_frames_of_two_videos_and_other_pictures_share_batches(videos: str
     assert any(set(batch) == {"r", "g", "b"} for batch in batches), batches
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("/nothing.mp4", "cannot be read .*404"),
-        ("/page.html", "cannot be decoded"),
-        ("/list.m3u8", "cannot be decoded"),
-        ("/to-file", "must begin with http"),
-        ("/away", r"videos are read from 127\.0\.0\.1:\d+ only"),
-        ("/round", "redirects more than 3 times"),
-    ],
-)
-async def test_what_is_no_video_is_the_callers_fault(videos: str, path: str, text: str) -> None:
+NO_VIDEOS = {
+    "/nothing.mp4": "cannot be read .*404",
+    "/page.html": "cannot be decoded",
+    "/list.m3u8": "cannot be decoded",
+    "/to-file": "must begin with http",
+    "/away": r"videos are read from 127\.0\.0\.1:\d+ only",
+    "/round": "redirects more than 3 times",
+}
+
+
+async def test_what_is_no_video_is_the_callers_fault(videos: str) -> None:
     async with serving([videos]) as where:
-        with pytest.raises(weir.InvalidRequest, match=text):
-            await watch(where, f"http://{videos}{path}")
+        for path, text in NO_VIDEOS.items():
+            with pytest.raises(weir.InvalidRequest, match=text):
+                await watch(where, f"http://{videos}{path}")
 
 
 def test_redirects_to_allowed_hosts_are_followed(videos: str) -> None:
@@ -164,7 +161,7 @@ def test_redirects_to_allowed_hosts_are_followed(videos: str) -> None:
         assert sum(1 for _ in frames(file, 8)) == 40
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("rules", "text"),
     [(Rules(["*"]), "only"), (Rules(), "no host only"), (Rules(["%"], max_bytes=100), "is larger than 100 bytes")],
 )
@@ -174,7 +171,7 @@ def test_nothing_is_read_but_what_the_rules_allow(videos: str, rules: Rules, tex
         fetch(f"http://{videos}/red.mp4", allowed)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("address", "text"),
     [
         ("file:///etc/passwd", "must begin with http"),
@@ -195,9 +192,11 @@ def test_addresses_that_may_not_be_called(address: str, text: str) -> None:
         Rules(["good.example", "other.example:81"]).check(address)
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["http://good.example/x", "https://GOOD.example/x", "http://good.example:80/", "https://other.example:81/x"],
-)
-def test_addresses_that_may(address: str) -> None:
-    assert Rules(["good.example", "other.example:81"]).check(address) == address
+def test_addresses_that_may() -> None:
+    for url in (
+        "http://good.example/x",
+        "https://GOOD.example/x",
+        "http://good.example:80/",
+        "https://other.example:81/x",
+    ):
+        assert Rules(["good.example", "other.example:81"]).check(url) == url
