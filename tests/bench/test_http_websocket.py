@@ -1,6 +1,5 @@
 """A server on a WebSocket that is not well."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -98,11 +97,3 @@ def test_a_server_that_closes_at_once_is_no_target() -> None:
 
     with pytest.raises(SettingsError, match="no response"):
         measure(leave)
-
-
-def test_a_server_that_says_nothing_is_no_target() -> None:
-    async def be_silent(socket: ServerConnection, number: int, asked: dict[str, Any]) -> None:
-        await asyncio.sleep(0)
-
-    with pytest.raises(SettingsError, match="timed out"):
-        measure(be_silent, timeout=0.1)

@@ -63,15 +63,6 @@ def test_what_is_late_leaves_at_once_and_the_rest_is_not_moved() -> None:
     assert run.left == [(0, 1.5), (1, 1.5), (2, 5.5)]
 
 
-def test_of_many_that_are_due_some_leave_in_each_turn() -> None:
-    run = Run([0.0] * 100)
-    first = len(run.left)
-    assert 0 < first < 100
-    while run.turns.next:
-        run.turns.run()
-    assert [index for index, _ in run.left] == list(range(100)) and run.finished == 1
-
-
 def test_a_closed_loop_keeps_its_callers_busy_until_the_end() -> None:
     clock, turns, ledger, finished = FakeClock(0.0), Turns(), Ledger(), []
     under_way: list[int] = []

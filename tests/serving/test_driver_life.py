@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.serving.kit import Square, serving, squares, turns
 
-from weir import Draining, ModelError, Service
+from weir import Draining, Service
 from weir.testing import FakeExecutor, RecordingObserver
 
 
@@ -78,26 +78,6 @@ async def test_a_cancelled_stop_still_ends_the_workers() -> None:
         stopping.cancel()
         await asyncio.wait([stopping])
         assert rig.executor.stopped
-
-
-async def test_each_request_is_observed_with_exactly_one_end() -> None:
-    async with serving(None, max_queue_size=8) as rig:
-        calls = [rig.service.infer(item, timeout=5.0) for item in range(12)]
-        await turns()
-        calls[1].cancel()
-        calls[11].cancel()
-        rig.executor.answer_next(lambda batch: [ModelError("bad"), *batch[1:]])
-        await turns()
-        rig.clock.advance(6.0)
-        await turns()
-        assert rig.heard.ends == 12
-        assert sorted(type(error).__name__ for _, error, _ in rig.heard.answers) == sorted(
-            ["Cancelled", "Cancelled", "ModelError", "NoneType"] + ["DeadlineExceeded"] * 3
-        )
-        assert len(rig.heard.timings) == 1
-        for call in calls:
-            assert call.done()
-            call.cancelled() or call.exception()
 
 
 async def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 from tests.serving.kit import serving, squares, turns
 
 from weir import InvalidRequest, Service
@@ -126,28 +125,6 @@ async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> Non
         await turns(6)
         service.after[0][1].set()
         assert await calls[0] == 0
-
-
-async def test_a_worker_that_dies_takes_nobody_along() -> None:
-    async with serving(squares, kind=Plus, workers=2) as rig:
-        calls = [rig.service.infer(x) for x in range(4)]
-        await turns(1)
-        rig.executor.lose(0)
-        assert await asyncio.gather(*calls) == [10, 40, 90, 160]
-        rig.executor.revive(0)
-        assert await asyncio.gather(*map(rig.service.infer, range(100))) == [(x + 1) ** 2 * 10 for x in range(100)]
-
-
-async def test_stopping_ends_hooks_that_are_running() -> None:
-    async with serving(None, kind=Gate) as rig:
-        service = rig.service
-        assert isinstance(service, Gate)
-        call = service.infer(1)
-        await turns(6)
-        await service.stop(0.0)
-        with pytest.raises(Exception, match="stopped before"):
-            await call
-        assert len(asyncio.all_tasks()) == 1
 
 
 async def test_draining_waits_for_hooks() -> None:
