@@ -9,6 +9,8 @@ import grpc
 import httpx
 import numpy
 import pytest
+from tests.frontends.grpc.kit import INFER
+from tests.frontends.grpc.kit import item as grpc_item
 from tests.frontends.http.servers import running
 from tests.rings import subcases
 from websockets.sync.client import connect
@@ -22,6 +24,7 @@ from weir.frontends.http.fast.shared import Heads
 from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
+from weir.wire.kserve_grpc import write_request
 from weir.wire.sse import EventParser
 from weir.wire.status import grpc_code, http_code, kserve_code
 
@@ -108,79 +111,65 @@ def server() -> Iterator[Server]:
 
 every_error = subcases("kind", KINDS)
 every_channel = pytest.mark.parametrize("channel", ["fast", "asgi"])
-FORMS: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
-    "an item": lambda kind: ("/infer/items", kind.__name__),
-    "a model that raises": lambda kind: ("/infer/raises", kind.__name__),
-    "tensors": lambda kind: ("/infer/rows", {"x": [KINDS.index(kind)]}),
-    "a stream": lambda kind: ("/infer/stream", [kind.__name__]),
+
+
+def kserve_item(item: Any) -> dict[str, Any]:
+    """Return a request of the Open Inference Protocol for one item."""
+    return {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(item)]}]}
+
+
+def kserve_row(number: int) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [number]}]}
+
+
+FORMS: dict[str, Callable[[str], Any]] = {
+    "/infer/items": lambda name: name,
+    "/infer/raises": lambda name: name,
+    "/infer/rows": lambda name: {"x": [NAMES.index(name)]},
+    "/infer/stream": lambda name: [name],
+    "/v2/models/items/infer": kserve_item,
+    "/v2/models/raises/infer": kserve_item,
+    "/v2/models/rows/infer": lambda name: kserve_row(NAMES.index(name)),
+    "/v2/models/stream/infer_stream": lambda name: kserve_item([name]),
 }
 
 
 @every_channel
-@pytest.mark.parametrize("form", FORMS)
 @every_error
-def test_over_http(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
-    path, body = FORMS[form](kind)
-    answer = server.channels[channel].post(path, json=body)
-    assert answer.status_code == http_code(kind())
-    assert answer.json()["error"]["type"] == kind.__name__
+def test_over_http(server: Server, kind: type[WeirError], channel: str) -> None:
+    for path, body in FORMS.items():
+        answer = server.channels[channel].post(path, json=body(kind.__name__))
+        error = answer.json()["error"]
+        if path.startswith("/v2"):
+            assert answer.status_code == kserve_code(kind()), path
+            assert f"it is {kind.__name__}" in error
+        else:
+            assert (answer.status_code, error["type"]) == (http_code(kind()), kind.__name__), path
 
 
 @every_channel
 @every_error
-def test_in_a_list(server: Server, kind: type[WeirError], channel: str) -> None:
-    answer = server.channels[channel].post("/infer/items/batch", json=["good", kind.__name__])
+def test_in_a_list_and_in_the_midst_of_a_stream(server: Server, kind: type[WeirError], channel: str) -> None:
+    item, client = ["good", kind.__name__], server.channels[channel]
+    answer = client.post("/infer/items/batch", json=item)
     good, bad = answer.json()
     assert answer.status_code == 200 and good == {"output": "good"}
     assert (bad["code"], bad["error"]["type"]) == (http_code(kind()), kind.__name__)
+    for path, body in (("/infer/stream", item), ("/v2/models/stream/infer_stream", kserve_item(item))):
+        answer = client.post(path, json=body)
+        part, end = EventParser().feed(answer.content)
+        assert (answer.status_code, part.name, end.name) == (200, "message", "error")
+        error = json.loads(end.data)
+        assert kind.__name__ == (error["type"] if path.startswith("/v2") else error["error"]["type"])
 
 
-@every_channel
-@pytest.mark.parametrize("path", ["/infer/stream", "/v2/models/stream/infer_stream"])
-@every_error
-def test_in_the_midst_of_a_stream(server: Server, kind: type[WeirError], channel: str, path: str) -> None:
-    item = ["good", kind.__name__]
-    body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
-    answer = server.channels[channel].post(path, json=body)
-    good, bad = EventParser().feed(answer.content)
-    assert (answer.status_code, good.name, bad.name) == (200, "message", "error")
-    error = json.loads(bad.data)
-    assert kind.__name__ == (error["type"] if path.startswith("/v2") else error["error"]["type"])
-
-
-def kserve_item(document: str) -> dict[str, Any]:
-    """Return a request for one item."""
-    return {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": [document]}]}
-
-
-KSERVE: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
-    "an item": lambda kind: ("items/infer", kserve_item(json.dumps(kind.__name__))),
-    "a model that raises": lambda kind: ("raises/infer", kserve_item(json.dumps(kind.__name__))),
-    "tensors": lambda kind: (
-        "rows/infer", {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [KINDS.index(kind)]}]}
-    ),
-    "a stream": lambda kind: ("stream/infer_stream", kserve_item(json.dumps([kind.__name__]))),
-}  # fmt: skip
-
-
-@every_channel
-@pytest.mark.parametrize("form", KSERVE)
-@every_error
-def test_over_the_open_inference_protocol(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
-    path, body = KSERVE[form](kind)
-    answer = server.channels[channel].post(f"/v2/models/{path}", json=body)
-    assert answer.status_code == kserve_code(kind())
-    assert f"it is {kind.__name__}" in answer.json()["error"]
-
-
-@pytest.mark.parametrize("form", ["items", "stream"])
-@every_error
-def test_over_websocket(server: Server, kind: type[WeirError], form: str) -> None:
-    document = json.dumps(kind.__name__ if form == "items" else [kind.__name__])
+def test_over_websocket(server: Server) -> None:
     with connect(f"ws{server.http[4:]}/v2/ws", close_timeout=1) as client:
-        client.send(json.dumps({"model_name": form, "id": "1", **kserve_item(document)}))
-        error = json.loads(client.recv(20))
-    assert (error["status"], error["type"]) == (kserve_code(kind()), kind.__name__)
+        for kind in KINDS:
+            for model, item in (("items", kind.__name__), ("stream", [kind.__name__])):
+                client.send(json.dumps({"model_name": model, "id": "1", **kserve_item(item)}))
+                error = json.loads(client.recv(20))
+                assert (error["status"], error["type"]) == (kserve_code(kind()), kind.__name__)
 
 
 CLIENTS: dict[str, Callable[[Server], Any]] = {
@@ -204,16 +193,14 @@ def test_each_client_raises_the_same_class(server: Server, kind: type[WeirError]
         assert type(caught.value) is kind
 
 
-@every_error
-def test_the_code_of_grpc(server: Server, kind: type[WeirError]) -> None:
-    from tests.frontends.grpc.kit import INFER, item
-
-    from weir.wire.kserve_grpc import write_request
-
+def test_the_code_of_grpc(server: Server) -> None:
     channel: Any
-    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(INFER)(write_request(item(json.dumps(kind.__name__).encode(), "items")), timeout=60)
-    assert caught.value.code().name == grpc_code(kind())
+    with grpc.insecure_channel(server.grpc) as channel:
+        for kind in KINDS:
+            with pytest.raises(grpc.RpcError) as caught:
+                body = write_request(grpc_item(json.dumps(kind.__name__).encode(), "items"))
+                channel.unary_unary(INFER)(body, timeout=60)
+            assert caught.value.code().name == grpc_code(kind())
 
 
 @every_error
@@ -226,22 +213,18 @@ async def test_in_the_program_itself(kind: type[WeirError]) -> None:
         assert type(error) is kind
 
 
-@pytest.mark.parametrize("path", ["/infer/items", "/v2/models/items/infer"])
-@pytest.mark.parametrize("item", ["ModelError", "good"])
-def test_a_response_that_cannot_be_written_ends_the_connection(
-    path: str, item: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_response_that_cannot_be_written_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> bytes:
         raise LookupError("a bug in the writing of heads")
 
-    registry = Registry([Service(Items, executor="inline")])
-    with running("fastlane", registry, HttpSettings(port=0)) as server:
-        monkeypatch.setattr(Heads, "head", fails)
-        monkeypatch.setattr(Heads, "plain_head", fails)
-        body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
-        with pytest.raises(httpx.RemoteProtocolError):
-            server.client.post(path, json=body, timeout=60)
-        monkeypatch.undo()
+    with running("fastlane", Registry([Service(Items, executor="inline")]), HttpSettings(port=0)) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(Heads, "head", fails)
+            patched.setattr(Heads, "plain_head", fails)
+            for path in ("/infer/items", "/v2/models/items/infer"):
+                for name in ("ModelError", "good"):
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        server.client.post(path, json=FORMS[path](name), timeout=60)
         assert server.client.post("/infer/items", json="good").json() == "good"
 
 
@@ -259,26 +242,27 @@ class Measured(Model):
 
 
 # What is sent, and how often the observers hear of a refusal, of a failure, and of an end with an error.
-HEARD: dict[str, tuple[str, Any, tuple[int, int, int]]] = {
-    "a refused item": ("/infer/measured", "bad", (1, 0, 0)),
-    "a refused item of a list": ("/infer/measured/batch", ["good", "bad", "bad"], (2, 0, 0)),
-    "a failed item": ("/infer/measured", "broken", (0, 1, 1)),
-    "a failed item of a list": ("/infer/measured/batch", ["good", "broken"], (0, 1, 1)),
-    "a refused tensor": ("/v2/models/measured/infer", kserve_item('"bad"'), (1, 0, 0)),
-    "a failed tensor": ("/v2/models/measured/infer", kserve_item('"broken"'), (0, 1, 1)),
-    "a body that is none": ("/v2/models/measured/infer", 7, (1, 0, 0)),
-    "a timeout that is none": ("/v2/models/measured/infer", {**kserve_item('"good"'), "parameters": {"timeout": -1}}, (1, 0, 0)),
-}  # fmt: skip
+HEARD: list[tuple[str, Any, tuple[int, int, int]]] = [
+    ("/infer/measured", "bad", (1, 0, 0)),
+    ("/infer/measured/batch", ["good", "bad", "bad"], (2, 0, 0)),
+    ("/infer/measured", "broken", (0, 1, 1)),
+    ("/infer/measured/batch", ["good", "broken"], (0, 1, 1)),
+    ("/v2/models/measured/infer", kserve_item("bad"), (1, 0, 0)),
+    ("/v2/models/measured/infer", kserve_item("broken"), (0, 1, 1)),
+    ("/v2/models/measured/infer", 7, (1, 0, 0)),
+    ("/v2/models/measured/infer", {**kserve_item("good"), "parameters": {"timeout": -1}}, (1, 0, 0)),
+]
 
 
 @pytest.mark.parametrize("channel", ["fastlane", "asgi"])
-@pytest.mark.parametrize("form", HEARD)
-def test_the_observers_hear_of_each_error_once(channel: str, form: str) -> None:
+def test_the_observers_hear_of_each_error_once(channel: str) -> None:
     observer = RecordingObserver()
     registry = Registry([Service(Measured, executor="inline", observers=[observer])])
-    path, body, heard = HEARD[form]
     with running(channel, registry, HttpSettings(port=0)) as server:
-        server.client.post(path, json=body, timeout=60)
-    failures = [error for _, failed in observer.failures for error in failed]
-    ends = [error for _, error, _ in observer.answers if error is not None]
-    assert (len(observer.refusals), len(failures), len(ends)) == heard
+        for path, body, heard in HEARD:
+            for notes in (observer.refusals, observer.failures, observer.answers):
+                notes.clear()
+            server.client.post(path, json=body, timeout=60)
+            failures = [error for _, failed in observer.failures for error in failed]
+            ends = [error for _, error, _ in observer.answers if error is not None]
+            assert (len(observer.refusals), len(failures), len(ends)) == heard, (path, body)

@@ -3,8 +3,10 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 from tests.frontends.http.servers import two_fronts
 from tests.served import TEST_FRONTS
 from websockets.asyncio.client import ClientConnection, connect
@@ -17,8 +19,9 @@ from weir.frontends.websocket import WebSockets
 from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.wire.inference import InferenceResponse
-from weir.wire.websocket import ErrorMessage, read_answer
+from weir.testing import RecordingObserver
+from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.websocket import ErrorMessage, read_answer, write_request
 
 
 class Sum(Model):
@@ -40,11 +43,14 @@ class Echo(Model):
         return batch
 
 
+@dataclass
 class Server:
-    """A running server with its WebSockets."""
+    """A running server with its WebSockets, and what was heard of models that were given as classes."""
 
-    def __init__(self, server: HttpServer, websockets: WebSockets, registry: Registry) -> None:
-        self.server, self.websockets, self.registry = server, websockets, registry
+    server: HttpServer
+    websockets: WebSockets
+    registry: Registry
+    observer: RecordingObserver
 
     def connect(self, path: str = "/v2/ws", **options: Any) -> connect:
         options = {"open_timeout": 60, "ping_timeout": 60, "close_timeout": 0.1, **options}
@@ -52,8 +58,14 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*services: Service, **options: Any) -> AsyncIterator[Server]:
-    registry, settings = Registry(services), HttpSettings(port=0, **options)
+async def serving(*models: type[Model] | Service, **options: Any) -> AsyncIterator[Server]:
+    observer, settings = RecordingObserver(), HttpSettings(port=0, **options)
+    registry = Registry(
+        [
+            each if isinstance(each, Service) else Service(each, executor="thread", observers=[observer])
+            for each in models
+        ]
+    )
     figures = FrontFigures(settings, 2) if TEST_FRONTS else None
     context = KserveContext(registry, settings, account=None if figures is None else figures.account)
     websockets = WebSockets(registry, settings, context.account)
@@ -66,10 +78,16 @@ async def serving(*services: Service, **options: Any) -> AsyncIterator[Server]:
     await registry.start()
     await server.start()
     try:
-        yield Server(server, websockets, registry)
+        yield Server(server, websockets, registry, observer)
     finally:
         await registry.stop(0.0)
         await server.stop()
+
+
+def rows(values: Any, model: str = "sum", id: str = "", *, binary: bool = False, **more: Any) -> str | bytes:
+    """A request with rows of numbers."""
+    tensor = TensorValue("x", "FP32", numpy.array(values, "float32"))
+    return write_request(InferenceRequest(model, [tensor], id=id, **more), binary=binary)
 
 
 def item(model: str, value: Any, id: str = "", **fields: Any) -> str:

@@ -14,9 +14,11 @@ from typing import Any, Self
 
 import psutil
 from tests.frontends.http.sockets import FILES
-from tests.served import MODELS, Served, until
+from tests.served import MODELS as SERVED_MODELS
+from tests.served import Served, until
 
-SQUARE = f"{MODELS}:Square"
+SQUARE = f"{SERVED_MODELS}:Square"
+MODELS = Path(__file__).with_name("models.py")
 
 
 def fronts_of(served: Served) -> list[psutil.Process]:
@@ -216,10 +218,41 @@ def limit_descriptors(served: Served) -> None:
         process.rlimit(psutil.RLIMIT_NOFILE, (256, 256))
 
 
-def metrics_of(served: Served) -> str:
-    """Return the metrics of a server."""
+def get(served: Served, path: str = "/metrics", headers: str = "") -> str:
+    """Return a page of a server, or its metrics."""
     with Caller(served.url) as caller:
-        return caller.call("/metrics", method="GET")[1].decode()
+        return caller.call(path, method="GET", headers=headers)[1].decode()
+
+
+def metric(served: Served, name: str, headers: str = "", **labels: Any) -> float:
+    """Return the sum of the samples `name` with these labels, now."""
+    return total(get(served, headers=headers), name, **labels)
+
+
+class Increase:
+    """What a server has counted since this was made."""
+
+    def __init__(self, served: Served) -> None:
+        self._served, self._before = served, get(served)
+
+    def __call__(self, name: str, **labels: Any) -> float:
+        return metric(self._served, name, **labels) - total(self._before, name, **labels)
+
+
+def outcomes(served: Served, path: str, body: bytes, headers: str) -> list[tuple[Any, ...]]:
+    """Return status, headers and body of the responses to two requests on one connection: the second finds its head in the memo, or a
+    connection that was handed over."""
+    found: list[tuple[Any, ...]] = []
+    with Caller(served.url) as caller:
+        while len(found) < 2:
+            caller.send(path, body, headers=headers)
+            while (answer := caller.answer())[0] == 100:
+                pass
+            answer[1].pop("date", None)
+            found.append(answer)
+            if answer[1].get("connection") == "close":
+                break
+    return found
 
 
 class Gate:
@@ -234,7 +267,7 @@ class Gate:
     def arguments(self) -> list[object]:
         """Those of a server with the model and two fronts."""
         params = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
-        return [f"{MODELS}:Gated", *params, "--max-batch-size", 1, "--fronts", 2]
+        return [f"{SERVED_MODELS}:Gated", *params, "--max-batch-size", 1, "--fronts", 2]
 
     def open(self) -> None:
         """Let the model go on."""

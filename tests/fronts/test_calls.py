@@ -1,11 +1,9 @@
 """gRPC before two fronts is that of one server: what fronts answer, what goes on to the dispatcher, and what one that ends takes with it."""
 
 import os
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +11,17 @@ import grpc
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, fronts_of, metrics_of, total
-from tests.served import Served, until, weir_here
+from tests.fronts.kit import MODELS, Increase, fronts_of, metric
+from tests.rings import subcases
+from tests.served import Served, until
 
 from weir.client import GrpcClient
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import message, methods, read_response, write_request
 
-MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
-ALL = [SQUARE, *[f"{MODELS}:{name}" for name in ("Add", "Texts", "Mean", "Counts", "Measured")]]
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 2, "--grpc-port", 0) as running:
-        yield running.until_grpc().until_ready()
-
-
-@pytest.fixture(scope="module")
-def single() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 1, "--grpc-port", 0) as running:
-        yield running.until_grpc().until_ready()
 
 
 @contextmanager
@@ -89,7 +74,7 @@ def outcome(served: Served, path: str, body: bytes) -> tuple[Any, ...]:
             return failed.code(), failed.details(), sorted(failed.trailing_metadata())
 
 
-@pytest.mark.parametrize("path,body", CALLS.values(), ids=CALLS)
+@subcases(("path", "body"), CALLS.values())
 def test_a_call_is_answered_as_by_one_front(served: Served, single: Served, path: str, body: bytes) -> None:
     assert [outcome(served, path, body) for _ in range(3)] == [outcome(single, path, body)] * 3
 
@@ -112,41 +97,26 @@ def test_large_calls_of_several_callers_are_kept_apart(served: Served) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(is_right, range(12)))
-    with Caller(served.url) as caller:
-        arena = partial(total, name="weir_arena_free_bytes", model="mean")
-        free = arena(caller.call("/metrics", method="GET")[1].decode())
-        until(lambda: arena(caller.call("/metrics", method="GET")[1].decode()) > free)  # the places come back
+    free = metric(served, "weir_arena_free_bytes", model="mean")
+    until(lambda: metric(served, "weir_arena_free_bytes", model="mean") > free)  # the places come back
 
 
 def test_calls_are_counted_once_and_as_grpc(served: Served) -> None:
-    def metrics() -> str:
-        with Caller(served.url) as caller:
-            return caller.call("/metrics", method="GET")[1].decode()
-
-    before = metrics()
-    labels = {"model": "add", "frontend": "grpc"}
+    more, labels = Increase(served), {"model": "add", "frontend": "grpc"}
     for _ in range(3):
         assert outcome(served, INFER, tensors("add", ROWS))[0] == "OK"
     assert outcome(served, INFER, tensors("add", ROWS.astype("<f8"), "FP64"))[0] != "OK"
-    after = metrics()
-    assert (
-        total(after, "weir_requests_total", code="OK", **labels)
-        == total(before, "weir_requests_total", code="OK", **labels) + 3
-    )
-    name = "weir_requests_rejected_total"
-    assert (
-        total(after, name, error="InvalidRequest", **labels)
-        == total(before, name, error="InvalidRequest", **labels) + 1
-    )
-    sent = total(before, "weir_sent_bytes_total", **labels)
-    until(lambda: total(metrics(), "weir_sent_bytes_total", **labels) > sent)
+    assert more("weir_requests_total", code="OK", **labels) == 3
+    assert more("weir_requests_rejected_total", error="InvalidRequest", **labels) == 1
+    until(lambda: more("weir_sent_bytes_total", **labels) > 0)
 
 
 def test_a_model_is_loaded_and_unloaded_through_any_front(served: Served) -> None:
+    unload, load = (f"/inference.GRPCInferenceService/RepositoryModel{name}" for name in ("Unload", "Load"))
     for _ in range(4):  # connections to both
-        assert outcome(served, "/inference.GRPCInferenceService/RepositoryModelUnload", _named("add"))[0] == "OK"
+        assert outcome(served, unload, _named("add"))[0] == "OK"
         assert outcome(served, INFER, tensors("add", ROWS))[0] is grpc.StatusCode.NOT_FOUND
-        assert outcome(served, "/inference.GRPCInferenceService/RepositoryModelLoad", _named("add"))[0] == "OK"
+        assert outcome(served, load, _named("add"))[0] == "OK"
         assert outcome(served, INFER, tensors("add", ROWS))[0] == "OK"
 
 
@@ -169,30 +139,25 @@ def test_a_front_that_is_killed_loses_its_own_calls_only(served: Served) -> None
         assert all(read_response(call(body, wait_for_ready=True, timeout=200)).outputs for call in calls)
 
 
-def test_control_is_refused_to_callers_elsewhere_who_say_that_they_are_here() -> None:
-    with Served(*ALL[:2], "--fronts", 2, "--grpc-port", 0, "--api-key", "secret") as served:
+def test_the_key_is_required_for_what_fronts_answer_and_what_they_pass_on() -> None:
+    with Served(f"{MODELS}:Add", "--fronts", 2, "--grpc-port", 0, "--api-key", "secret") as served:
         served.until_grpc().until_ready()
         with channel(served) as opened:
-            call = opened.unary_unary(INFER)
-            with pytest.raises(grpc.RpcError) as refused:
-                call(tensors("add", ROWS))
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            for path in (INFER, "/inference.GRPCInferenceService/RepositoryIndex"):
-                body = tensors("add", ROWS) if path == INFER else b""
+            for path, body in ((INFER, tensors("add", ROWS)), ("/inference.GRPCInferenceService/RepositoryIndex", b"")):
+                with pytest.raises(grpc.RpcError) as refused:
+                    opened.unary_unary(path)(body)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 assert opened.unary_unary(path)(body, metadata=[("authorization", "Bearer secret")]) is not None
 
 
 def test_clients_are_counted_once_and_as_long_as_they_are_connected(served: Served) -> None:
-    def connections() -> float:
-        return total(metrics_of(served), "weir_connections")
-
-    until(lambda: connections() == 1)  # the one that asks
+    until(lambda: metric(served, "weir_connections") == 1)  # the one that asks
     with ExitStack() as stack:
         for opened in [stack.enter_context(channel(served)) for _ in range(4)]:
             assert opened.unary_unary(INFER)(tensors("add", ROWS), timeout=200)
             assert opened.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"", timeout=200)  # is passed on
-        until(lambda: connections() == 5)
-    until(lambda: connections() == 1)
+        until(lambda: metric(served, "weir_connections") == 5)
+    until(lambda: metric(served, "weir_connections") == 1)
 
 
 def test_calls_are_limited_for_all_fronts_together(tmp_path: Path) -> None:
@@ -204,20 +169,9 @@ def test_calls_are_limited_for_all_fronts_together(tmp_path: Path) -> None:
         calls = [stack.enter_context(channel(served)).unary_unary(INFER) for _ in range(4)]
         body = tensors("gatedadd", ROWS)
         under_way = [call.future(body, timeout=200) for call in calls for _ in range(2)]
-        until(lambda: total(metrics_of(served), "weir_waiting_requests") == 7)
+        until(lambda: metric(served, "weir_waiting_requests") == 7)
         for call in calls:
             with pytest.raises(grpc.RpcError, match="8 calls are in flight, which is the limit"):
                 call(body, timeout=200)
         gate.write_text("go")
         assert all(read_response(each.result()).outputs for each in under_way)
-
-
-def test_a_port_of_another_server_is_an_error() -> None:
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        done = weir_here("serve", SQUARE, "--port", 0, "--grpc-port", port, "--fronts", 2)
-    assert done.returncode == 2 and f"grpc_port={port}: cannot listen there" in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1

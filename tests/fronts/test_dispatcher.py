@@ -5,13 +5,14 @@ import os
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-import pytest
 from tests.frontends.http.fast.kit import Square, squared
+from tests.frontends.http.sockets import until
+from tests.rings import subcases
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded
@@ -42,18 +43,11 @@ from weir.protocols import HttpSettings
 from weir.protocols.account import Account, SharedAccount, SharedFigures, table_bytes
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
-from weir.testing import FakeExecutor
+from weir.testing import FakeExecutor, RecordingObserver
 from weir.workers.arena import create_memory
 
 # Some requests are made when the module is imported: they must not expire before their test.
 FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return once `condition` holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
 
 
 class Front:
@@ -100,19 +94,6 @@ class Front:
         return self.ended[0]
 
 
-class Heard(SilentObserver):
-    """Notes refusals and bytes."""
-
-    def __init__(self) -> None:
-        self.notes: list[Any] = []
-
-    def refused(self, model: str, frontend: str, error: Any) -> None:
-        self.notes.append((model, frontend, type(error), error.message))
-
-    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        self.notes.append((model, received_bytes, sent_bytes))
-
-
 @asynccontextmanager
 async def connected(
     executor: FakeExecutor | None = None, observers: list[Any] | None = None, max_waiting_bytes: int | None = None, **settings: Any
@@ -131,27 +112,20 @@ async def connected(
             front.connections.close()
 
 
-def run(check: Callable[[], Any]) -> None:
-    asyncio.run(check())
-
-
 def request(number: int, payload: bytes = b"3", form: int = 0) -> Submit:
     return Submit(number, form, [time.monotonic()], [payload])
 
 
-def test_requests_come_back_in_one_frame() -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _):
-            now = time.monotonic()
-            await front.send(FORM, request(5), Submit(7, 0, [now, now], [b"4", b"5"]))
-            outputs = await front.next()
-            assert isinstance(outputs, PlainOutputs)
-            assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16", 8: b"25"}
-
-    run(check)
+async def test_requests_come_back_in_one_frame() -> None:
+    async with connected() as (front, _, _):
+        now = time.monotonic()
+        await front.send(FORM, request(5), Submit(7, 0, [now, now], [b"4", b"5"]))
+        outputs = await front.next()
+        assert isinstance(outputs, PlainOutputs)
+        assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16", 8: b"25"}
 
 
-def test_the_last_response_leaves_before_it_is_counted() -> None:
+async def test_the_last_response_leaves_before_it_is_counted() -> None:
     class Watching(SilentObserver):
         front: Front
         came: list[bool]
@@ -159,40 +133,32 @@ def test_the_last_response_leaves_before_it_is_counted() -> None:
         def answered(self, model: str, requests: Any, error: Any, now: float) -> None:
             self.came.append(bool(select.select([self.front.link], [], [], 0)[0]))
 
-    async def check() -> None:
-        watching = Watching()
-        watching.came = []
-        async with connected(observers=[watching], max_batch_size=2) as (front, _, _):
-            watching.front = front
-            now = time.monotonic()
-            await front.send(FORM, Submit(1, 0, [now] * 3, [b"3", b"4", b"5"]))
-            assert (await front.next()).outputs == [b"9", b"16", b"25"]
-            assert watching.came == [False, True]  # the second batch joins the first, and nothing can join that
-
-    run(check)
+    watching = Watching()
+    watching.came = []
+    async with connected(observers=[watching], max_batch_size=2) as (front, _, _):
+        watching.front = front
+        now = time.monotonic()
+        await front.send(FORM, Submit(1, 0, [now] * 3, [b"3", b"4", b"5"]))
+        assert (await front.next()).outputs == [b"9", b"16", b"25"]
+        assert watching.came == [False, True]  # the second batch joins the first, and nothing can join that
 
 
-def test_a_request_whose_time_is_over_already_expires() -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _), asyncio.timeout(60):
-            await front.send(msgspec.structs.replace(FORM, timeout=-0.01), request(5))
-            answer = await front.next()
-            assert isinstance(answer, FailedRequest)
-            assert (answer.number, answer.error.kind) == (5, "DeadlineExceeded")
-            assert front.ended == []
-
-    run(check)
-
-
-def test_a_form_may_ask_for_the_explanation_of_the_batch() -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _):
-            await front.send(msgspec.structs.replace(FORM, explain=True), request(5))
-            answer = await front.next()
-            assert isinstance(answer, DetailedOutput)
-            assert (answer.number, answer.output, answer.batch.rows) == (5, b"9", 1)
-
-    run(check)
+async def test_requests_expire_are_explained_or_find_the_queue_full() -> None:
+    """The first one's time is over already."""
+    executor = FakeExecutor(squared)
+    async with connected(executor, max_queue_size=1, max_batch_size=1) as (front, _, _):
+        await front.send(msgspec.structs.replace(FORM, timeout=-0.01), request(5))
+        expired = await front.next()
+        assert (expired.number, expired.error.kind) == (5, "DeadlineExceeded")
+        await front.send(msgspec.structs.replace(FORM, number=1, explain=True), request(6, form=1))
+        answer = await front.next()
+        assert isinstance(answer, DetailedOutput)
+        assert (answer.number, answer.output, answer.batch.rows) == (6, b"9", 1)
+        now = time.monotonic()
+        await front.send(msgspec.structs.replace(FORM, number=2), Submit(7, 2, [now] * 2, [b"3", b"4"]))
+        failed = await front.next()
+        assert isinstance(failed, FailedRequest) and (failed.number, failed.error.kind) == (8, "Overloaded")
+        assert front.ended == []
 
 
 def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
@@ -207,7 +173,7 @@ def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
         assert hasattr(made, name)
 
 
-BAD = {
+BAD: dict[str, bytes] = {
     "garbage": b"\x00\x00\x00\x04oops",
     "a frame without end": b"\xff\xff\xff\xff",
     "an unknown message": b"\x00\x00\x00\x03\x91\x91\x63",
@@ -231,149 +197,113 @@ BAD = {
     "a place that it does not have": frame_of([FORM, Submit(1, 0, [0.0, 0.0], [b"1", SentPlace(0, 64)])]),
     "texts and other requests": frame_of([FORM, Submit(1, 0, [0.0, 0.0], [b"1", SentText(b"abcd", 1, 0.0, True, 0, ())])]),
     "a place back that it does not have": frame_of([PlaceFree(1, 0)]),
+    "an output back that it does not have": frame_of([PlaceFree(-1, 5)]),
     "a wish for less than no place": frame_of([WantPlace(1, -1)]),
     "less than no bytes": frame_of([Transferred(1, "http", -5, 0)]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("frame", BAD.values(), ids=BAD)
-def test_a_front_that_sends_something_else_is_ended(frame: bytes) -> None:
-    async def check() -> None:
-        async with connected(FakeExecutor()) as (front, service, _):
-            await asyncio.get_running_loop().sock_sendall(front.link, frame)
-            assert (await front.until_ended()).startswith("it sent ")
-            front.side.close()
-            assert service.state()["waiting"] == 0
-
-    run(check)
+@subcases("name", BAD)
+async def test_a_front_that_sends_something_else_is_ended(name: str) -> None:
+    async with connected(FakeExecutor()) as (front, service, _):
+        await asyncio.get_running_loop().sock_sendall(front.link, BAD[name])
+        assert (await front.until_ended()).startswith("it sent ")
+        front.side.close()
+        assert service.state()["waiting"] == 0
 
 
-def test_a_request_for_a_model_that_has_changed_is_handed_over() -> None:
-    async def check() -> None:
-        async with connected() as (front, service, _):
-            await front.send(FORM, msgspec.structs.replace(FORM, number=1, model=77), request(1, form=1))
-            assert await front.next() == MustHandOver(1)
-            async with Service(Square, name="square", executor=FakeExecutor(squared)) as other:
-                former = service.replace_with(other)
-                await front.send(request(2))
-                assert await front.next() == MustHandOver(2)
-                await former.stop(0.0)
-
-    run(check)
+async def test_a_request_for_a_model_that_has_changed_is_handed_over() -> None:
+    async with connected() as (front, service, _):
+        await front.send(FORM, msgspec.structs.replace(FORM, number=1, model=77), request(1, form=1))
+        assert await front.next() == MustHandOver(1)
+        async with Service(Square, name="square", executor=FakeExecutor(squared)) as other:
+            former = service.replace_with(other)
+            await front.send(request(2))
+            assert await front.next() == MustHandOver(2)
+            await former.stop(0.0)
 
 
-def test_refusals_and_bytes_reach_the_observers() -> None:
-    async def check() -> None:
-        heard = Heard()
-        async with connected(observers=[heard]) as (front, _, _):
-            await front.send(
-                Transferred(1, "http", 10, 20), Transferred(99, "http", 1, 1), Refused(1, "http", sent_error(InvalidRequest("bad"))),
-                Refused(None, "http", sent_error(InvalidRequest("worse"))), FORM, request(1),
-            )  # fmt: skip
-            await front.next()
-            assert heard.notes == [
-                ("square", 10, 20), ("square", "http", InvalidRequest, "bad"), ("", "http", InvalidRequest, "worse"),
-            ]  # fmt: skip
-
-    run(check)
+async def test_refusals_and_bytes_reach_the_observers() -> None:
+    heard = RecordingObserver()
+    async with connected(observers=[heard]) as (front, _, _):
+        await front.send(
+            Transferred(1, "http", 10, 20), Transferred(99, "http", 1, 1), Refused(1, "http", sent_error(InvalidRequest("bad"))),
+            Refused(None, "http", sent_error(InvalidRequest("worse"))), FORM, request(1),
+        )  # fmt: skip
+        await front.next()
+    assert heard.transfers == [("square", "http", 10, 20)]
+    assert [(*where, type(error), error.message) for *where, error in heard.refusals] == [
+        ("square", "http", InvalidRequest, "bad"), ("", "http", InvalidRequest, "worse"),
+    ]  # fmt: skip
 
 
-def test_a_full_queue_is_an_error_with_its_time() -> None:
-    async def check() -> None:
-        executor = FakeExecutor()
-        async with connected(executor, max_queue_size=1, max_batch_size=1) as (front, _, _):
-            await front.send(FORM, request(1))
-            await until(lambda: bool(executor.pending))
-            now = time.monotonic()
-            await front.send(Submit(2, 0, [now, now], [b"3", b"4"]))
-            failed = await front.next()
-            assert isinstance(failed, FailedRequest) and (failed.number, failed.error.kind) == (3, "Overloaded")
-
-    run(check)
+async def test_a_caller_that_left_and_a_front_that_ended_cost_nothing() -> None:
+    executor = FakeExecutor()
+    async with connected(executor, max_batch_size=1) as (front, service, _):
+        await front.send(FORM, request(1), request(2), request(3))
+        await until(lambda: service.state()["waiting"] == 2)
+        await front.send(CallerLeft(2), CallerLeft(2), CallerLeft(1234))
+        await until(lambda: service.state()["waiting"] == 1)
+        front.side.close()
+        assert service.state()["waiting"] == 0
 
 
-def test_a_caller_that_left_and_a_front_that_ended_cost_nothing() -> None:
-    async def check() -> None:
-        executor = FakeExecutor()
-        async with connected(executor, max_batch_size=1) as (front, service, _):
-            await front.send(FORM, request(1), request(2), request(3))
-            await until(lambda: service.state()["waiting"] == 2)
-            await front.send(CallerLeft(2), CallerLeft(2), CallerLeft(1234))
-            await until(lambda: service.state()["waiting"] == 1)
-            front.side.close()
-            assert service.state()["waiting"] == 0
-
-    run(check)
-
-
-def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
-    async def check() -> None:
-        large = "x" * (1 << 20)
-        executor = FakeExecutor(lambda items: [large for _ in items])
-        async with connected(executor, max_waiting_bytes=16 << 20) as (front, _, account):
-            for number in range(12):
-                await front.send(*([FORM] if not number else []), request(number))
-                await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.requests)  # type: ignore[misc]  # bound at once
-            await asyncio.sleep(0)
-            assert account.max_connection_bytes < account.held_bytes <= account.max_connection_bytes + 2 * len(large)
-            ends = [await front.next() for _ in range(12)]
-            refused = [each for each in ends if isinstance(each, FailedRequest)]
-            assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
-            await front.send(request(12))  # now it reads again
-            assert isinstance(await front.next(), PlainOutputs)
-            front.side.close()
-            assert account.held_bytes == 0
-
-    run(check)
+async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
+    large = "x" * (1 << 20)
+    executor = FakeExecutor(lambda items: [large for _ in items])
+    async with connected(executor, max_waiting_bytes=16 << 20) as (front, _, account):
+        for number in range(12):
+            await front.send(*([FORM] if not number else []), request(number))
+            await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.requests)  # type: ignore[misc]  # bound at once
+        await asyncio.sleep(0)
+        assert account.max_connection_bytes < account.held_bytes <= account.max_connection_bytes + 2 * len(large)
+        ends = [await front.next() for _ in range(12)]
+        refused = [each for each in ends if isinstance(each, FailedRequest)]
+        assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
+        await front.send(request(12))  # now it reads again
+        assert isinstance(await front.next(), PlainOutputs)
+        front.side.close()
+        assert account.held_bytes == 0
 
 
-def test_a_connection_is_passed_with_its_bytes() -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _):
-            one, other = socket.socketpair()
-            with one, other:
-                for data in (b"GET / HTTP/1.1\r\n", bytes(100_000)):
-                    parts = [data[start : start + 32_768] for start in range(0, len(data), 32_768)]
-                    for index, part in enumerate(parts):
-                        mark = (index == 0) | ((index == len(parts) - 1) << 1)
-                        socket.send_fds(front.connections, [bytes([mark]) + part], [one.fileno()] if not index else [])
-                    await until(lambda: bool(front.passed))
-                    assert front.passed.pop() == data
-
-    run(check)
-
-
-def test_a_connection_that_cannot_be_passed_is_counted_no_more() -> None:
-    async def check() -> None:
-        fd = create_memory("test-figures", table_bytes(2))
-        account = SharedAccount(HttpSettings(), SharedFigures(fd, 2), 1)
-        os.close(fd)
-        ours, theirs = socket_pair()
-        sender = ConnectionSender(ours, asyncio.get_running_loop(), account)
-        theirs.close()
-        for size in (1, 100_000):
-            sender.send(os.open(os.devnull, os.O_RDONLY), bytes(size))
-        assert not sender.busy and account.connections == 0
-        ours.close()
-
-    run(check)
-
-
-def test_a_message_for_connections_that_is_none_opens_nothing() -> None:
-    async def check() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        async with connected() as (front, _, _):
-            one, other = socket.socketpair()
-            file = os.open(os.devnull, os.O_RDONLY)
-            with one, other:
-                socket.send_fds(front.connections, [b"\x03no descriptor"], [])
-                socket.send_fds(front.connections, [b"\x03no socket"], [file])
-                socket.send_fds(front.connections, [b"\x03two"], [one.fileno(), other.fileno()])
-                socket.send_fds(front.connections, [b"\x01without an end"], [one.fileno()])
-                socket.send_fds(front.connections, [b"\x03good"], [one.fileno()])
+async def test_a_connection_is_passed_with_its_bytes() -> None:
+    async with connected() as (front, _, _):
+        one, other = socket.socketpair()
+        with one, other:
+            for data in (b"GET / HTTP/1.1\r\n", bytes(100_000)):
+                parts = [data[start : start + 32_768] for start in range(0, len(data), 32_768)]
+                for index, part in enumerate(parts):
+                    mark = (index == 0) | ((index == len(parts) - 1) << 1)
+                    socket.send_fds(front.connections, [bytes([mark]) + part], [one.fileno()] if not index else [])
                 await until(lambda: bool(front.passed))
-                assert front.passed == [b"good"] and front.lost == 3
-            os.close(file)
-        assert len(os.listdir("/proc/self/fd")) == before
+                assert front.passed.pop() == data
 
-    run(check)
+
+async def test_a_connection_that_cannot_be_passed_is_counted_no_more() -> None:
+    fd = create_memory("test-figures", table_bytes(2))
+    account = SharedAccount(HttpSettings(), SharedFigures(fd, 2), 1)
+    os.close(fd)
+    ours, theirs = socket_pair()
+    sender = ConnectionSender(ours, asyncio.get_running_loop(), account)
+    theirs.close()
+    for size in (1, 100_000):
+        sender.send(os.open(os.devnull, os.O_RDONLY), bytes(size))
+    assert not sender.busy and account.connections == 0
+    ours.close()
+
+
+async def test_a_message_for_connections_that_is_none_opens_nothing() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    async with connected() as (front, _, _):
+        one, other = socket.socketpair()
+        file = os.open(os.devnull, os.O_RDONLY)
+        with one, other:
+            socket.send_fds(front.connections, [b"\x03no descriptor"], [])
+            socket.send_fds(front.connections, [b"\x03no socket"], [file])
+            socket.send_fds(front.connections, [b"\x03two"], [one.fileno(), other.fileno()])
+            socket.send_fds(front.connections, [b"\x01without an end"], [one.fileno()])
+            socket.send_fds(front.connections, [b"\x03good"], [one.fileno()])
+            await until(lambda: bool(front.passed))
+            assert front.passed == [b"good"] and front.lost == 3
+        os.close(file)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import LOST, Caller, fronts_of, metrics_of, total
+from tests.fronts.kit import LOST, Caller, fronts_of, metric
 from tests.served import Served, still_running, until
 
 from weir.client import NEVER, Client, ConnectionLost, GrpcClient, Unreachable, WebSocketClient
@@ -244,7 +244,7 @@ def reload_for(folder: Path, seconds: float, first: int) -> None:
         assert not (load.wrong or load.closed or load.refused), (load.wrong, load.closed, load.refused)
         for (_, memory), (_, memory_then) in zip(before, after, strict=True):
             assert memory_then <= memory + MOST_GROWTH
-        until(lambda: total(metrics_of(served), "weir_connections") == 1)
+        until(lambda: metric(served, "weir_connections") == 1)
 
 
 def test_a_drain_under_load_answers_what_was_computed(tmp_path: Path, nothing_is_left: None) -> None:

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,18 @@ import pytest
 from tests.fronts.kit import (
     SQUARE,
     Caller,
-    Callers,
     Gate,
+    Increase,
     calling,
     connections_of,
     fronts_of,
     limit_descriptors,
-    metrics_of,
+    metric,
+    outcomes,
     owners,
     squares_around_a_page,
-    total,
 )
+from tests.rings import subcases
 from tests.served import Served, still_running, until, weir_here
 from tests.served_models import Square
 
@@ -35,35 +37,6 @@ import weir
 from weir.app import App
 from weir.client import HttpClient, WebSocketClient
 from weir.settings import read_settings
-
-ADD = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
-
-
-ALL = [
-    SQUARE,
-    *[f"{ADD}:{name}" for name in ("Add", "Texts", "Mean", "Counts", "Measured")],
-    "--max-body-size",
-    1 << 20,
-]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 2) as running:
-        yield running.until_ready()
-
-
-@pytest.fixture(scope="module")
-def single() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 1) as running:
-        yield running.until_ready()
-
-
-def test_every_front_answers_over_one_queue(served: Served) -> None:
-    for front in fronts_of(served):
-        with calling(served, front) as caller:
-            assert [caller.call("/infer/square", b"%d" % number) for number in (3, 4)] == [(200, b"9"), (200, b"16")]
-
 
 TENSORS = {"inputs": [{"name": "a", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
@@ -85,9 +58,20 @@ ALL_BINARY: dict[str, Any] = {"parameters": {"binary_data_output": True}}
 LONG = {"inputs": [{"name": "a", "shape": [2, 20_000], "datatype": "FP32", "data": [1.5] * 40_000}]}
 TEXTS_HEADER = b'{"inputs": [{"name": "a", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}], "parameters": {"binary_data_output": true}}'
 TEXTS = TEXTS_HEADER + b"\2\0\0\0hi\3\0\0\0you", f"Inference-Header-Content-Length: {len(TEXTS_HEADER)}\r\n"
-REQUESTS = [
+# What a front answers, on a connection that it keeps.
+KEPT = [
+    ("/infer/square", b"3", ""),
+    ("/v2/models/add/infer", json.dumps(TENSORS).encode(), ""),
     ("/v2/models/add/infer", *binary(ROWS)),
     ("/v2/models/add/infer", *binary(ROWS, **ALL_BINARY)),
+    ("/v2/models/add/infer", json.dumps(TENSORS | ALL_BINARY).encode(), ""),
+    ("/v2/models/texts/infer", *TEXTS),
+    ("/infer/square", b" " * 600_000 + b"3", ""),
+    ("/v2/models/mean/infer", *binary(numpy.ones((2, 20_000), "<f4"), **ALL_BINARY)),
+    ("/v2/models/mean/infer", json.dumps(LONG).encode(), ""),
+]
+REQUESTS = [
+    *KEPT,
     ("/v2/models/add/infer", *binary(ROWS, id="mine", outputs=[{"name": "sum", "parameters": {"binary_data": True}}])),
     ("/v2/models/add/infer", *binary(ROWS, parameters={"priority": 1, "timeout": 1_000_000, "binary_data_output": True})),
     ("/v2/models/add/infer", *binary(ROWS, outputs=[{"name": "none"}])),
@@ -99,8 +83,6 @@ REQUESTS = [
     ("/v2/models/add/infer", binary(ROWS)[0], "Inference-Header-Content-Length: many\r\n"),
     ("/v2/models/add/infer", ROWS[:1].tobytes(), "Inference-Header-Content-Length: 0\r\n"),
     ("/v2/models/add/infer", *binary(numpy.ones((300, 2), "<f4"), **ALL_BINARY)),  # more rows than a batch has
-    ("/v2/models/texts/infer", *TEXTS),
-    ("/infer/square", b"3", ""),
     ("/inference/square", b"3", ""),
     ("/infer/square", b"[1,2]", "X-Explain: 0\r\n"),
     ("/infer/square", b"not json", ""),
@@ -121,12 +103,10 @@ REQUESTS = [
     ("/v2/models/mean/infer", *binary(numpy.ones((1, 20_000), "<f8"))),
     ("/v2/models/mean/infer", *binary(numpy.ones((1, 20_000), "<f4"), outputs=[{"name": "none"}])),
     ("/v2/models/mean/infer", numpy.ones((1, 20_000), "<f4").tobytes(), "Inference-Header-Content-Length: 0\r\n"),
-    ("/v2/models/mean/infer", json.dumps(LONG).encode(), ""),
     ("/v2/models/mean/infer", json.dumps(LONG | ALL_BINARY).encode(), ""),
     ("/v2/models/mean/infer", json.dumps(LONG).encode()[:-9], ""),
     ("/infer/square", b" " * (1 << 21) + b"3", ""),
     ("/infer/measured", b"3", ""),
-    ("/v2/models/add/infer", json.dumps(TENSORS).encode(), ""),
     ("/v2/models/add/infer", json.dumps(TENSORS | {"id": "mine", "parameters": {"priority": 1}}).encode(), ""),
     ("/v2/models/add/infer", json.dumps(TENSORS | {"outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}).encode(), ""),
     ("/v2/models/add/infer", b'{"inputs": []}', ""),
@@ -137,50 +117,16 @@ REQUESTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path,body,headers", REQUESTS)
+@subcases(("path", "body", "headers"), REQUESTS)
 def test_a_response_is_that_of_one_front(served: Served, single: Served, path: str, body: bytes, headers: str) -> None:
-    answers = []
-    for each in (served, single):
-        with Caller(each.url) as caller:
-            for _ in range(2):  # the second request finds its head in the memo, or a connection that was handed over
-                caller.send(path, body, headers=headers)
-                status, fields, answered = caller.answer()
-                if status == 100:
-                    status, fields, answered = caller.answer()
-                fields.pop("date", None)
-                answers.append((status, fields, answered))
-                if fields.get("connection") == "close":
-                    break
-    half = len(answers) // 2
-    assert answers[:half] == answers[half:]
+    assert outcomes(served, path, body, headers) == outcomes(single, path, body, headers)
 
 
-@pytest.mark.parametrize(
-    "path,body,headers,answer",
-    [
-        ("/infer/square", b"3", "", b"9"),
-        ("/v2/models/add/infer", json.dumps(TENSORS).encode(), "", b'"data":[3.0,7.0]'),
-        ("/v2/models/add/infer", *binary(ROWS), b'"data":[3.0,7.0]'),
-        ("/v2/models/add/infer", *binary(ROWS, **ALL_BINARY), numpy.array([3, 7], "<f4").tobytes()),
-        ("/v2/models/add/infer", json.dumps(TENSORS | ALL_BINARY).encode(), "", numpy.array([3, 7], "<f4").tobytes()),
-        ("/v2/models/texts/infer", *TEXTS, b"hihi\6\0\0\0youyou"),
-        ("/infer/square", b" " * 600_000 + b"3", "", b"9"),
-        (
-            "/v2/models/mean/infer",
-            *binary(numpy.ones((2, 20_000), "<f4"), **ALL_BINARY),
-            numpy.ones(2, "<f4").tobytes(),
-        ),
-        ("/v2/models/mean/infer", json.dumps(LONG).encode(), "", b'"data":[1.5,1.5]'),
-    ],
-)
-def test_a_front_keeps_the_connection_of_what_it_answers(
-    served: Served, path: str, body: bytes, headers: str, answer: bytes
-) -> None:
+def test_a_front_keeps_the_connection_of_what_it_answers(served: Served) -> None:
     front, _ = fronts_of(served)
     with calling(served, front) as caller:
-        for _ in range(3):
-            status, answered = caller.call(path, body, headers=headers)
-            assert status == 200 and answer in answered
+        for path, body, headers in KEPT * 2:
+            assert caller.call(path, body, headers=headers)[0] == 200
         assert owners(served, caller) == [front.pid]
 
 
@@ -196,30 +142,16 @@ def test_streams_and_websockets_go_on_at_the_dispatcher(served: Served) -> None:
         assert arrays["sum"].tolist() == [3.0, 7.0]
 
 
-def test_a_page_is_the_dispatchers(served: Served) -> None:
-    for front in fronts_of(served):
-        with calling(served, front) as caller:
-            status, body = caller.call("/models", method="GET")
-            assert status == 200 and b"square" in body
-            assert caller.call("/infer/square", b"6") == (200, b"36")  # on the connection that was handed over
-
-
 def test_requests_and_bytes_are_counted_once(served: Served) -> None:
-    before = metrics_of(served)
+    more = Increase(served)
     for front in fronts_of(served):
         with calling(served, front) as caller:
             for _ in range(5):
                 caller.call("/infer/square", b"12")
             caller.call("/infer/square", b"3", headers="X-Request-Timeout: never\r\n")
-    after = metrics_of(served)
-
-    def more(name: str, **labels: str) -> float:
-        return total(after, name, **labels) - total(before, name, **labels)
-
     assert more("weir_requests_total", model="square", code="200") == 10
     assert more("weir_requests_rejected_total", model="square", error="InvalidRequest") == 2
-    sent = total(before, "weir_sent_bytes_total", model="square")
-    until(lambda: total(metrics_of(served), "weir_sent_bytes_total", model="square") >= sent + 10 * len(b"144"))
+    until(lambda: more("weir_sent_bytes_total", model="square") >= 10 * len(b"144"))
 
 
 def test_a_front_that_is_killed_loses_its_own_connections_only(served: Served) -> None:
@@ -256,20 +188,17 @@ def test_a_front_that_is_replaced_has_the_keys_of_the_others(tmp_path: Path) -> 
 
 
 def test_metrics_show_each_front(served: Served) -> None:
-    first, second = fronts_of(served)
+    def shown(name: str) -> list[float]:
+        return sorted(metric(served, f"weir_front_{name}", front=front) for front in (0, 1))
 
-    def shown(name: str) -> dict[str, float]:
-        return {front: total(metrics_of(served), f"weir_front_{name}", front=front) for front in ("0", "1")}
-
-    before = shown("starts_total")
+    (first, second), before = fronts_of(served), shown("starts_total")
     with ExitStack() as stack:
-        callers = [stack.enter_context(calling(served, each)) for each in (first, first, second)]
-        for caller in callers:
+        for caller in [stack.enter_context(calling(served, each)) for each in (first, first, second)]:
             assert caller.call("/infer/square", b"3") == (200, b"9")
-        until(lambda: sorted(shown("connections").values()) == [1, 2])
-        assert all(shown("memory_bytes").values()) and set(shown("requests").values()) == {0}
+        until(lambda: shown("connections") == [1, 2])
+        assert all(shown("memory_bytes")) and shown("requests") == [0, 0]
     first.kill()
-    until(lambda: sum(shown("starts_total").values()) == sum(before.values()) + 1)
+    until(lambda: sum(shown("starts_total")) == sum(before) + 1)
 
 
 def test_the_dashboard_has_a_row_for_each_front(served: Served) -> None:
@@ -324,46 +253,30 @@ def test_the_access_log_is_that_of_the_server() -> None:
         assert all("client=127.0.0.1" in line and "status=200" in line and "bytes=2" in line for line in lines)
 
 
-def test_the_requests_of_a_front_that_is_killed_are_withdrawn(tmp_path: Path) -> None:
+def test_requests_are_withdrawn_when_nobody_waits_for_them(tmp_path: Path) -> None:
+    """Because its caller leaves, its time is over, or its front is killed."""
     gate = Gate(tmp_path)
     with Served(*gate.arguments) as served, ExitStack() as stack:
-        served.until_ready()
-        first, second = fronts_of(served)
-        other = stack.enter_context(calling(served, second))
-        other.send("/infer/gated", b"1")
-        gate.begun.read_text()
-        lost = stack.enter_context(calling(served, first))
-        lost.send("/infer/gated", b"2")
-        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 1)
-        first.kill()
-        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 0)
-        gate.open()
-        assert other.answer()[2] == b"1"
-        assert total(metrics_of(served), "weir_requests_cancelled_total", model="gated") == 1
 
+        def until_waiting(count: int) -> None:
+            until(lambda: metric(served, "weir_waiting_requests", model="gated") == count)
 
-def test_a_request_whose_caller_leaves_is_withdrawn(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
-    with Served(*gate.arguments) as served, Caller((served.until_ready()).url) as busy:
+        first, second = fronts_of(served.until_ready())
+        busy, lost = stack.enter_context(calling(served, second)), stack.enter_context(calling(served, first))
         busy.send("/infer/gated", b"1")
         gate.begun.read_text()
         with Caller(served.url) as caller:
             caller.send("/infer/gated", b"2")
-            until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 1)
-        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 0)
+            until_waiting(1)
+        until_waiting(0)
+        assert lost.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 504
+        lost.send("/infer/gated", b"2")
+        until_waiting(1)
+        first.kill()
+        until_waiting(0)
         gate.open()
         assert busy.answer()[2] == b"1"
-
-
-def test_a_request_expires_in_the_queue(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
-    with Served(*gate.arguments) as served, Caller((served.until_ready()).url) as busy:
-        busy.send("/infer/gated", b"1")
-        gate.begun.read_text()
-        with Caller(served.url) as caller:
-            assert caller.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 504
-        gate.open()
-        assert busy.answer()[2] == b"1"
+        assert metric(served, "weir_requests_cancelled_total", model="gated") == 2
 
 
 def refused_or_closed(caller: Caller) -> bool:
@@ -426,38 +339,6 @@ def test_a_reload_reaches_all_fronts(tmp_path: Path) -> None:
         assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
 
 
-def test_reloads_under_load_lose_no_request_and_mix_no_answers(tmp_path: Path) -> None:
-    """What is asked after a load call has been answered is answered by the new model; all else by the old or the new one, whole."""
-    file, adds = (
-        tmp_path / "model.py",
-        [1],
-    )  # what the model adds, from its first version to the one that is about to be loaded
-    file.write_text(ADDS.format(1))
-    done = 0  # the last version whose load call has been answered
-
-    def is_right(caller: Caller, number: int) -> bool:
-        least = done
-        if number % 5:
-            status, body = caller.ask("/infer/model", b"%d" % number)
-            added = {int(body) - number} if status == 200 else set()
-        else:  # the dispatcher's
-            status, body = caller.ask("/infer/model/batch", b"[%d,%d]" % (number, number))
-            added = {each["output"] - number for each in json.loads(body)} if status == 200 else set()
-        return len(added) == 1 and added <= set(adds[least:])
-
-    with Served(f"{file}:Model", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served:
-        served.until_ready()
-        with Callers(served, 6, is_right) as callers, Caller(served.url) as control:
-            for version in range(1, 6):
-                callers.until_more(100)
-                adds.append(10_000 * version)
-                file.write_text(ADDS.format(adds[-1]))
-                assert control.call("/v2/repository/models/model/load")[0] == 200
-                done = version
-            callers.until_more(100)
-        assert callers.wrong == [] and callers.lost == 0 and all(callers.answered)
-
-
 def test_connections_are_limited_wherever_they_are() -> None:
     """Those that fronts hand over, too, also if that is all that their clients want. What is left suffices to replace a front."""
     with Served(SQUARE, "--fronts", 2, "--max-connections", 50) as served, ExitStack() as stack:
@@ -508,17 +389,34 @@ def test_nothing_is_left_of_a_server_in_a_program(nothing_is_left: None) -> None
         assert client.infer("square", 3) == 9
 
 
-def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:
-    for arguments, says in (
-        (("--fronts", 0), "must be 1 or more, or auto"),
-        (("--fronts", "many"), "must be 1 or more, or auto"),
-        (
-            ("--fronts", 2, "--tls-certfile", tmp_path / "certificate"),
-            "not a usable certificate and key: [Errno 2] No such file or directory",
-        ),
-    ):
-        done = weir_here("serve", SQUARE, "--port", 0, *arguments)
-        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+@contextmanager
+def taken(shared: bool) -> Iterator[int]:
+    """Give a port that is another's, who shares it or not."""
+    with socket.socket() as other:
+        if shared:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_bad_settings_and_addresses_of_others_are_refused_by_one_line(tmp_path: Path) -> None:
+    path, missing = tmp_path / "socket", tmp_path / "certificate"
+    with taken(False) as port, taken(True) as shared, socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        for arguments, says in (
+            (("--fronts", 0), "must be 1 or more, or auto"),
+            (("--fronts", "many"), "must be 1 or more, or auto"),
+            (("--tls-certfile", missing), "not a usable certificate and key: [Errno 2] No such file or directory"),
+            (("--uds", path), "cannot listen there: Address already in use"),
+            (("--port", port), f"port={port}: cannot listen there: Address already in use"),
+            (("--port", shared), f"port={shared}: cannot listen there: Address already in use"),
+            (("--grpc-port", shared), f"grpc_port={shared}: cannot listen there"),
+        ):
+            settings = {"--fronts": 2, **({} if arguments[0] == "--uds" else {"--port": 0}), **dict([arguments])}
+            done = weir_here("serve", SQUARE, *chain(*settings.items()))
+            assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_system_that_cannot_share_ports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,28 +449,6 @@ def test_fronts_share_a_unix_socket(tmp_path: Path) -> None:
             until(lambda: len({front.pid for front in fronts_of(served)} - before) >= 1)
         served.signal(signal.SIGTERM)
         assert served.wait() == 0 and not path.exists()
-
-
-def test_a_unix_socket_of_another_server_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
-        other.listen()
-        done = weir_here("serve", SQUARE, "--fronts", 2, "--uds", path)
-    assert done.returncode == 2 and "cannot listen there: Address already in use" in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_port_of_another_server_is_an_error(shared: bool) -> None:
-    with socket.socket() as other:
-        if shared:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        done = weir_here("serve", SQUARE, "--port", port, "--fronts", 2)
-    assert done.returncode == 2 and f"port={port}: cannot listen there: Address already in use" in done.stderr
 
 
 def test_more_fronts_than_cpus_are_warned_of() -> None:

@@ -44,27 +44,22 @@ async def running_fronts(count: int) -> AsyncIterator[FrontsServer]:
             await server.stop()
 
 
-def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with running_fronts(2) as server:
-            hangs, works = [each.pid for each in server.fronts]
-            os.kill(hangs, signal.SIGSTOP)
-            while hangs in [each.pid for each in server.fronts]:
-                while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
-                    await asyncio.sleep(0)
-                server.sweep()
-            while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+async def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_fronts(2) as server:
+        hangs, works = [each.pid for each in server.fronts]
+        os.kill(hangs, signal.SIGSTOP)
+        while hangs in [each.pid for each in server.fronts]:
+            while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
                 await asyncio.sleep(0)
-            assert works in [each.pid for each in server.fronts]
-            assert not await asyncio.to_thread(
-                still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else []
-            )
-
-    asyncio.run(main())
+            server.sweep()
+        while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        assert works in [each.pid for each in server.fronts]
+        assert not await asyncio.to_thread(still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else [])
     assert "it has not reported for 10 s" in caplog.text
 
 
-def test_a_front_is_replaced_once_there_are_descriptors_again(
+async def test_a_front_is_replaced_once_there_are_descriptors_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until then, the kernel gives no connection to what it listened on."""
@@ -75,18 +70,15 @@ def test_a_front_is_replaced_once_there_are_descriptors_again(
         refusals.append(OSError(errno.EMFILE, "Too many open files"))
         raise refusals[-1]
 
-    async def main() -> None:
-        async with running_fronts(2) as server:
-            with monkeypatch.context() as patched:
-                patched.setattr(fronts_server, "socket_pair", refuse)
-                os.kill(server.fronts[0].pid, signal.SIGKILL)
-                while len(refusals) < 3:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0)
-                assert await asyncio.to_thread(ask, server.address, 40) == [200] * 40
-            while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+    async with running_fronts(2) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(fronts_server, "socket_pair", refuse)
+            os.kill(server.fronts[0].pid, signal.SIGKILL)
+            while len(refusals) < 3:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
-
-    asyncio.run(main())
+            assert await asyncio.to_thread(ask, server.address, 40) == [200] * 40
+        while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
     assert "front 0 cannot start now, and is tried again: [Errno 24] Too many open files" in caplog.text
 
 

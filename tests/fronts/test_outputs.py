@@ -6,35 +6,33 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy
 import psutil
 import pytest
-from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import Caller, Callers, calling, fronts_of, workers_of
+from tests.frontends.http.sockets import FILES, until
+from tests.fronts.kit import MODELS, Caller, Callers, calling, fronts_of, workers_of
 from tests.fronts.models import Large, Rows, letters
-from tests.served import Served, still_running, until
+from tests.served import Served, still_running
+from tests.served import until as wait_until
 
 from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
+from weir.client import GrpcClient
 from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared
-from weir.fronts.messages import Link, MemoryGone, PlacedOutput, PlaceFree, reader_of_dispatcher
+from weir.fronts.messages import Link, MemoryGone, PlacedOutput, reader_of_dispatcher
 from weir.fronts.passing import socket_pair
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
 from weir.messages import JSON, Dispatch
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.wire.inference import InferenceRequest, TensorValue
-from weir.wire.kserve_grpc import read_response, write_request
 
-MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
 RESULTS = "memfd:weir-results-"
 
 
@@ -92,18 +90,13 @@ class Pair:
         """Send a request and return its end."""
         request = Asked(payload)
         self.requests.submit(1, request)
-        await self.until(lambda: request.end is not None)
+        await until(lambda: request.end is not None)
         return request.end
 
     @property
     def held_bytes(self) -> int:
         """How much of the workers' arenas is not free."""
         return int(self.service.executor.gauges()["results_held_bytes"])
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
 
     def close(self) -> None:
         self.side.close()
@@ -113,135 +106,100 @@ class Pair:
 
 @asynccontextmanager
 async def paired(model: Any = Large, **settings: Any) -> AsyncIterator[Pair]:
-    async with Service(model, **settings) as service, AsyncExitStack() as stack:
-        pair = Pair(service, asyncio.get_running_loop())
-        stack.callback(pair.close)
-        yield pair
+    async with Service(model, **settings) as service:
+        with closing(Pair(service, asyncio.get_running_loop())) as pair:
+            yield pair
 
 
-def run(check: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await check()
-
-    asyncio.run(main())
-
-
-def test_an_output_is_read_in_its_place_and_then_given_back() -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            for number in range(3):
-                block = await pair.ask(b"%d" % number)
-                assert json.loads(bytes(block.view)) == letters(number)
-                assert pair.held_bytes == len(block.view)
-                block.retain()
-                block.release()
-                block.release()
-                await pair.until(lambda: pair.held_bytes == 0)
-            assert [type(each) for each in pair.came] == [PlacedOutput] * 3
-
-    run(check)
-
-
-def test_arrays_are_views_of_the_place_and_give_it_back_with_the_last_one() -> None:
-    async def check() -> None:
-        async with paired(Rows) as pair:
-            arrays = await pair.ask({"a": numpy.array([[7.0]], "f4")})
-            row = arrays["row"]
-            assert (row == 7.0).all() and row.shape == (1, 100_000) and arrays["text"].tolist() == [[b"7"]]
-            assert not row.flags.writeable and pair.held_bytes > row.nbytes
-            del arrays
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert pair.held_bytes > row.nbytes
-            del row
-            await pair.until(lambda: pair.held_bytes == 0)
-
-    run(check)
-
-
-def test_an_output_whose_caller_has_left_is_given_back() -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            request = Asked(b"1")
-            pair.requests.submit(1, request)
-            pair.requests.open.clear()  # as if it left while the response is on its way
-            await pair.until(lambda: bool(pair.came) and pair.held_bytes == 0)
-            assert request.end is None
-
-    run(check)
-
-
-def test_outputs_that_a_front_has_not_read_leave_others_their_room() -> None:
-    async def check() -> None:
-        async with paired(arena_bytes=4 << 20, max_batch_size=1) as pair:
-            first, second = [await pair.ask(b"%d" % number) for number in range(2)]
-            assert pair.held_bytes < (4 << 20) // 4 and type(second) is bytes  # a copy
-            assert json.loads(second) == letters(1)
-            first.release()
-            await pair.until(lambda: pair.held_bytes == 0)
-            third = await pair.ask(b"2")
-            assert type(third) is not bytes and json.loads(bytes(third.view)) == letters(2)
-            third.release()
-
-    run(check)
-
-
-def test_a_front_that_ends_gives_all_back() -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            block = await pair.ask(b"1")
-            pair.side.close()
-            assert pair.held_bytes == 0
-            del block
-
-    run(check)
-
-
-def test_a_worker_that_ends_takes_no_output_with_it() -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            block = await pair.ask(b"1")
-            os.kill(pair.service.executor.states()[0].pid or 0, signal.SIGKILL)
-            await pair.until(lambda: pair.service.executor.gauges()["restarts"] == 1)
-            pair.side.sweep()
-            await pair.until(lambda: isinstance(pair.came[-1], MemoryGone))
-            assert json.loads(bytes(block.view)) == letters(1)
+async def test_an_output_is_read_in_its_place_and_then_given_back() -> None:
+    async with paired() as pair:
+        for number in range(3):
+            block = await pair.ask(b"%d" % number)
+            assert json.loads(bytes(block.view)) == letters(number)
+            assert pair.held_bytes == len(block.view)
+            block.retain()
             block.release()
-            again = await pair.ask(b"2")
-            assert json.loads(bytes(again.view)) == letters(2)
-            assert pair.came[-1].memory not in {each.memory for each in pair.came[:-1]}
-            again.release()
-
-    run(check)
+            block.release()
+            await until(lambda: pair.held_bytes == 0)
+        assert [type(each) for each in pair.came] == [PlacedOutput] * 3
 
 
-def test_a_front_that_cannot_map_an_arena_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            recv_fds = socket.recv_fds
-
-            def without_descriptors(*arguments: Any) -> Any:
-                data, descriptors, *rest = recv_fds(*arguments)
-                for each in descriptors:
-                    os.close(each)
-                return data, [], *rest
-
-            monkeypatch.setattr(socket, "recv_fds", without_descriptors)
-            for number in range(2):
-                assert json.loads(await pair.ask(b"%d" % number)) == letters(number)
-            assert pair.held_bytes == 0 and not pair.ended
-
-    run(check)
+async def test_arrays_are_views_of_the_place_and_give_it_back_with_the_last_one() -> None:
+    async with paired(Rows) as pair:
+        arrays = await pair.ask({"a": numpy.array([[7.0]], "f4")})
+        row = arrays["row"]
+        assert (row == 7.0).all() and row.shape == (1, 100_000) and arrays["text"].tolist() == [[b"7"]]
+        assert not row.flags.writeable and pair.held_bytes > row.nbytes
+        del arrays
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert pair.held_bytes > row.nbytes
+        del row
+        await until(lambda: pair.held_bytes == 0)
 
 
-def test_a_front_that_gives_back_what_it_does_not_have_is_ended() -> None:
-    async def check() -> None:
-        async with paired() as pair:
-            pair.link.send(PlaceFree(-1, 5))
-            await pair.until(lambda: bool(pair.ended))
-            assert "a place back that it does not have" in pair.ended[0]
+async def test_an_output_whose_caller_or_whose_front_has_left_is_given_back() -> None:
+    async with paired() as pair:
+        request = Asked(b"1")
+        pair.requests.submit(1, request)
+        pair.requests.open.clear()  # as if it left while the response is on its way
+        await until(lambda: bool(pair.came) and pair.held_bytes == 0)
+        assert request.end is None
+        block = await pair.ask(b"1")
+        assert pair.held_bytes == len(block.view)
+        pair.side.close()
+        assert pair.held_bytes == 0
 
-    run(check)
+
+async def test_outputs_that_a_front_has_not_read_leave_others_their_room() -> None:
+    async with paired(arena_bytes=4 << 20, max_batch_size=1) as pair:
+        first, second = [await pair.ask(b"%d" % number) for number in range(2)]
+        assert pair.held_bytes < (4 << 20) // 4 and type(second) is bytes  # a copy
+        assert json.loads(second) == letters(1)
+        first.release()
+        await until(lambda: pair.held_bytes == 0)
+        third = await pair.ask(b"2")
+        assert type(third) is not bytes and json.loads(bytes(third.view)) == letters(2)
+        third.release()
+
+
+async def test_a_front_that_ends_gives_all_back() -> None:
+    async with paired() as pair:
+        block = await pair.ask(b"1")
+        pair.side.close()
+        assert pair.held_bytes == 0
+        del block
+
+
+async def test_a_worker_that_ends_takes_no_output_with_it() -> None:
+    async with paired() as pair:
+        block = await pair.ask(b"1")
+        os.kill(pair.service.executor.states()[0].pid or 0, signal.SIGKILL)
+        await until(lambda: pair.service.executor.gauges()["restarts"] == 1)
+        pair.side.sweep()
+        await until(lambda: isinstance(pair.came[-1], MemoryGone))
+        assert json.loads(bytes(block.view)) == letters(1)
+        block.release()
+        again = await pair.ask(b"2")
+        assert json.loads(bytes(again.view)) == letters(2)
+        assert pair.came[-1].memory not in {each.memory for each in pair.came[:-1]}
+        again.release()
+
+
+async def test_a_front_that_cannot_map_an_arena_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with paired() as pair:
+        recv_fds = socket.recv_fds
+
+        def without_descriptors(*arguments: Any) -> Any:
+            data, descriptors, *rest = recv_fds(*arguments)
+            for each in descriptors:
+                os.close(each)
+            return data, [], *rest
+
+        monkeypatch.setattr(socket, "recv_fds", without_descriptors)
+        for number in range(2):
+            assert json.loads(await pair.ask(b"%d" % number)) == letters(number)
+        assert pair.held_bytes == 0 and not pair.ended
 
 
 # With real fronts.
@@ -269,13 +227,8 @@ def row_of(caller: Caller, number: float) -> bytes:
     """Return the rows that the server answers for one number, in binary."""
     tensor = {"name": "a", "shape": [1, 1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
     header = json.dumps({"inputs": [tensor], "outputs": [{"name": "row", "parameters": {"binary_data": True}}]}).encode()  # fmt: skip
-    status, answered = caller.ask(
-        "/v2/models/rows/infer",
-        header + numpy.float32(number).tobytes(),
-        f"Inference-Header-Content-Length: {len(header)}\r\n",
-    )
-    assert status == 200, answered
-    return answered[-400_000:]
+    headers = f"Inference-Header-Content-Length: {len(header)}\r\n"
+    return caller.ask("/v2/models/rows/infer", header + numpy.float32(number).tobytes(), headers)[1][-400_000:]
 
 
 def test_a_front_maps_the_arena_and_answers_what_one_front_would(served: Served) -> None:
@@ -294,7 +247,7 @@ def test_outputs_are_kept_apart_while_fronts_and_workers_are_killed(served: Serv
             victim = front if kill_front else workers_of(served)[0]
             victim.kill()
             still_running([victim])
-            until(lambda: len(fronts_of(served)) == 2)
+            wait_until(lambda: len(fronts_of(served)) == 2)
             callers.until_more(40)
     assert callers.wrong == [] and all(callers.answered)
 
@@ -315,15 +268,8 @@ def test_a_client_that_reads_late_gets_its_own_output() -> None:
 
 def test_grpc_calls_get_large_tensors() -> None:
     with Served(f"{MODELS}:Rows", "--fronts", 2, "--grpc-port", 0) as served:
-        served.until_grpc().until_ready()
-        request = write_request(InferenceRequest("rows", [TensorValue("a", "FP32", numpy.array([[4.0]], "<f4"))]))
-        with grpc.insecure_channel(served.grpc) as channel:
-            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", _as_is, _as_is)
+        with GrpcClient(served.until_grpc().until_ready().grpc) as client:
             for _ in range(3):
-                row, text = (output.array for output in read_response(infer(request)).outputs)
-                assert (numpy.asarray(row) == 4.0).all() and numpy.asarray(text).tolist() == [[b"4"]]
+                found = client.infer("rows", {"a": numpy.array([[4.0]], "<f4")})
+                assert (found["row"] == 4.0).all() and found["text"].tolist() == [[b"4"]]
         assert any(arenas_of(front) for front in fronts_of(served))
-
-
-def _as_is(data: bytes) -> bytes:
-    return data

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import Caller, Callers, calling, fronts_of, owners, total
+from tests.fronts.kit import MODELS, Caller, Callers, calling, fronts_of, metric, owners
 from tests.served import Served, still_running, until
 
 from weir.fronts.messages import Granted, PlaceFree, WantPlace
@@ -19,37 +19,42 @@ from weir.fronts.passing import socket_pair
 from weir.fronts.places import LentPlaces, MemoryReceiver
 from weir.workers.arena import Arena, create_memory
 
-MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
 ROW = 4 * 20_000
 
 
 def body_of(*numbers: float) -> tuple[bytes, str]:
     """Return body and header of a request for the mean of rows that are full of one number each."""
     rows = numpy.array(numbers, "<f4").repeat(20_000)
-    tensor = {"name": "a", "shape": [len(numbers), 20_000], "datatype": "FP32"}
-    header = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": rows.nbytes}}]}).encode()
-    return header + rows.tobytes(), f"Inference-Header-Content-Length: {len(header)}\r\n"
+    return with_header(rows.tobytes(), "FP32", [len(numbers), 20_000])
+
+
+def with_header(data: bytes, datatype: str, shape: list[int], **more: Any) -> tuple[bytes, str]:
+    tensor = {"name": "a", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+    header = json.dumps({"inputs": [tensor], **more}).encode()
+    return header + data, f"Inference-Header-Content-Length: {len(header)}\r\n"
 
 
 def means(caller: Caller, *numbers: float) -> list[float]:
     body, headers = body_of(*numbers)
-    status, answered = caller.call("/v2/models/mean/infer", body, headers=headers)
-    assert status == 200, answered
-    data: list[float] = json.loads(answered)["outputs"][0]["data"]
-    return data
+    caller.send("/v2/models/mean/infer", body, headers=headers)
+    return answer_means(caller)
 
 
-def begun(caller: Caller, *numbers: float) -> bytes:
+def begun(caller: Caller, model: str, body: bytes, headers: str) -> bytes:
     """Send all of a request but the last bytes, which are returned."""
-    body, headers = body_of(*numbers)
-    head = f"POST /v2/models/mean/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     caller.socket.sendall(head.encode() + body[:-100])
     return body[-100:]
 
 
 def free_bytes(served: Served) -> float:
-    with Caller(served.url) as caller:
-        return total(caller.call("/metrics", method="GET")[1].decode(), "weir_arena_free_bytes", model="mean")
+    return metric(served, "weir_arena_free_bytes", model="mean")
+
+
+def answer_means(caller: Caller) -> list[float]:
+    """Return the means in the next response."""
+    data: list[float] = json.loads(caller.answer()[2])["outputs"][0]["data"]
+    return data
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +63,13 @@ def served() -> Iterator[Served]:
         yield running.until_ready()
 
 
-def test_all_places_come_back(served: Served) -> None:
+def test_all_places_come_back_also_those_of_callers_that_leave(served: Served) -> None:
     before = free_bytes(served)
     for front in fronts_of(served):
         with calling(served, front) as caller:
             assert means(caller, 1.0, 2.0) == [1.0, 2.0]
-    until(lambda: free_bytes(served) == before)
-
-
-def test_the_place_of_a_caller_that_leaves_comes_back(served: Served) -> None:
-    before = free_bytes(served)
-    front, _ = fronts_of(served)
-    with calling(served, front) as caller:
-        begun(caller, 1.0)
-        until(lambda: free_bytes(served) < before)
+            begun(caller, "mean", *body_of(1.0))
+            until(lambda: free_bytes(served) < before)
     until(lambda: free_bytes(served) == before)
 
 
@@ -79,13 +77,13 @@ def test_the_places_of_a_front_that_is_killed_come_back(served: Served) -> None:
     before = free_bytes(served)
     first, second = fronts_of(served)
     with calling(served, first) as lost, calling(served, second) as kept:
-        begun(lost, 1.0)
-        rest = begun(kept, 5.0)
+        begun(lost, "mean", *body_of(1.0))
+        rest = begun(kept, "mean", *body_of(5.0))
         until(lambda: free_bytes(served) <= before - 2 * ROW)
         first.kill()
         assert lost.answer()[0] == 0
         kept.socket.sendall(rest)
-        assert json.loads(kept.answer()[2])["outputs"][0]["data"] == [5.0]
+        assert answer_means(kept) == [5.0]
     until(lambda: len(fronts_of(served)) == 2)
     until(lambda: free_bytes(served) == before)
 
@@ -111,27 +109,20 @@ def test_bodies_are_kept_apart_while_fronts_are_killed(served: Served) -> None:
 
 
 def test_bodies_that_hardly_arrive_leave_others_their_room() -> None:
+    """One that the arena never holds is refused."""
     with Served(f"{MODELS}:Mean", "--fronts", 2, "--arena-bytes", 4 * 65536) as served, ExitStack() as stack:
         served.until_ready()
         first, second = fronts_of(served)
         slow = [stack.enter_context(calling(served, front)) for front in (first, second) * 5]  # there is room for two
-        rests = [begun(caller, 7.0 + index) for index, caller in enumerate(slow)]
+        rests = [begun(caller, "mean", *body_of(7.0 + index)) for index, caller in enumerate(slow)]
         with calling(served, second) as other:
             assert means(other, 3.0) == [3.0]
             assert owners(served, other) == [second.pid]
+            body, headers = body_of(*range(4))
+            assert other.call("/v2/models/mean/infer", body, headers=headers)[0] == 413
         for index, (caller, rest) in enumerate(zip(slow, rests, strict=True)):
             caller.socket.sendall(rest)
-            assert json.loads(caller.answer()[2])["outputs"][0]["data"] == [7.0 + index]
-
-
-def test_a_body_that_the_arena_never_holds_is_refused_as_by_one_front() -> None:
-    answers = []
-    for fronts in (1, 2):
-        small = Served(f"{MODELS}:Mean", "--fronts", fronts, "--arena-bytes", 65536)
-        with small as served, Caller(served.until_ready().url) as caller:
-            body, headers = body_of(1.0)
-            answers.append(caller.call("/v2/models/mean/infer", body, headers=headers))
-    assert answers[0][0] == 413 and answers[0] == answers[1]
+            assert answer_means(caller) == [7.0 + index]
 
 
 def test_a_model_without_an_arena_still_gets_large_bodies() -> None:
@@ -143,60 +134,33 @@ def test_a_model_without_an_arena_still_gets_large_bodies() -> None:
 def texts_of(*texts: bytes) -> tuple[bytes, str]:
     """Return body and header of a request for texts twice."""
     elements = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    tensor = {
-        "name": "a",
-        "shape": [len(texts)],
-        "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(elements)},
-    }
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return header + elements, f"Inference-Header-Content-Length: {len(header)}\r\n"
+    return with_header(elements, "BYTES", [len(texts)], parameters={"binary_data_output": True})
 
 
-def test_a_front_serves_long_texts_itself() -> None:
-    with Served(f"{MODELS}:Texts", "--fronts", 2) as served, ExitStack() as stack:
+def test_a_reload_while_long_bodies_arrive_is_answered_by_the_new_model(tmp_path: Path) -> None:
+    """A front has answered others itself before."""
+    code = MODELS.read_text()
+    file = tmp_path / "model.py"
+    file.write_text(code)
+    models = (f"{file}:Mean", f"{file}:Texts")
+    with Served(*models, "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
         front, _ = fronts_of(served.until_ready())
-        caller = stack.enter_context(calling(served, front))
+        numbers, texts = (stack.enter_context(calling(served, front)) for _ in range(2))
         for letter in (b"x", b"y"):
-            texts = letter * 100_000, b"", letter * 3
-            body, headers = texts_of(*texts)
-            status, answered = caller.call("/v2/models/texts/infer", body, headers=headers)
-            assert status == 200 and texts[0] * 2 in answered and texts[2] * 2 in answered
-            assert owners(served, caller) == [front.pid]
-
-
-def test_a_reload_while_long_texts_arrive_is_answered_by_the_new_model(tmp_path: Path) -> None:
-    code = Path(MODELS).read_text()
-    file = tmp_path / "model.py"
-    file.write_text(code)
-    with Served(f"{file}:Texts", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
-        caller = stack.enter_context(calling(served, fronts_of(served.until_ready())[0]))
-        control = stack.enter_context(Caller(served.url))
-        body, headers = texts_of(b"x" * 100_000)
-        assert caller.call("/v2/models/texts/infer", body, headers=headers)[0] == 200
-        head = f"POST /v2/models/texts/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-        caller.socket.sendall(head.encode() + body[:-100])
-        file.write_text(code.replace('batch["a"] + batch["a"]', 'batch["a"] + b"new"'))
-        assert control.call("/v2/repository/models/texts/load")[0] == 200
-        caller.socket.sendall(body[-100:])
-        assert b"x" * 100_000 + b"new" in caller.answer()[2]
-
-
-def test_a_reload_while_a_body_arrives_is_answered_by_the_new_model(tmp_path: Path) -> None:
-    code = Path(MODELS).read_text()
-    file = tmp_path / "model.py"
-    file.write_text(code)
-    with Served(f"{file}:Mean", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
-        served.until_ready()
-        caller = stack.enter_context(calling(served, fronts_of(served)[0]))
-        control = stack.enter_context(Caller(served.url))
-        assert means(caller, 1.0) == [1.0]
-        rest = begun(caller, 2.0)
-        file.write_text(code.replace("mean(axis=1)}", "mean(axis=1) + 100}"))
-        assert control.call("/v2/repository/models/mean/load")[0] == 200
-        caller.socket.sendall(rest)
-        assert json.loads(caller.answer()[2])["outputs"][0]["data"] == [102.0]
-        assert means(caller, 3.0) == [103.0]
+            body, headers = texts_of(letter * 100_000, b"", letter * 3)
+            status, answered = texts.call("/v2/models/texts/infer", body, headers=headers)
+            assert status == 200 and letter * 200_000 in answered and letter * 6 in answered
+        assert means(numbers, 1.0) == [1.0]
+        assert owners(served, texts) == owners(served, numbers) == [front.pid]
+        rests = begun(numbers, "mean", *body_of(2.0)), begun(texts, "texts", *texts_of(b"x" * 100_000))
+        file.write_text(code.replace("mean(axis=1)}", "mean(axis=1) + 100}").replace('+ batch["a"]', '+ b"new"'))
+        with Caller(served.url) as control:
+            assert all(control.call(f"/v2/repository/models/{each}/load")[0] == 200 for each in ("mean", "texts"))
+        for caller, rest in zip((numbers, texts), rests, strict=True):
+            caller.socket.sendall(rest)
+        assert answer_means(numbers) == [102.0]
+        assert b"x" * 100_000 + b"new" in texts.answer()[2]
+        assert means(numbers, 3.0) == [103.0]
 
 
 def test_a_place_that_is_used_comes_back_when_its_model_has_gone() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total, workers_of
+from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metric, workers_of
 from tests.served import Served, until
 
 ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
@@ -81,7 +81,7 @@ def test_connections_that_are_opened_and_closed_leave_nothing_behind(more: tuple
                         assert is_squared(caller, index)
                     if index % 100 == 0:
                         assert caller.call("/models", method="GET")[0] == 200
-            until(lambda: total(metrics_of(served), "weir_connections") == 1)
+            until(lambda: metric(served, "weir_connections") == 1)
             return [figures(each) for each in processes]
 
         before = open_and_close(CONNECTIONS // 20)

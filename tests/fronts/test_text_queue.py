@@ -4,8 +4,9 @@ import time
 from typing import Any
 
 import numpy
-import pytest
-from tests.fronts.test_dispatcher import connected, run, until
+from tests.frontends.http.sockets import until
+from tests.fronts.test_dispatcher import connected
+from tests.rings import subcases
 
 from weir.errors import Overloaded
 from weir.fronts.dispatcher import sent_output
@@ -58,73 +59,61 @@ def texts(first: int, *payloads: bytes, costs: list[int] | None = None, ahead: f
     return Submit(first, 0, [now] * count, [*sent])
 
 
-def test_texts_of_a_batch_come_back_in_one_message() -> None:
-    async def check() -> None:
-        async with connected(FakeExecutor(vectors)) as (front, _, _):
-            product = front.catalogue.product = Texts()
-            await front.send(FORM, texts(3, b"abcd", b"abcdefgh", costs=[1, 2], ahead=7.0))
-            found = await front.next()
-            assert isinstance(found, TextOutputs) and found.batch.rows == 2
-            expected = {3: numpy.float32(4).tobytes(), 4: numpy.float32(8).tobytes()}
-            assert dict(zip(found.numbers, found.outputs, strict=True)) == expected
-            assert product.under_way == [] and front.side.open == {}
-
-    run(check)
+async def test_texts_of_a_batch_come_back_in_one_message() -> None:
+    async with connected(FakeExecutor(vectors)) as (front, _, _):
+        product = front.catalogue.product = Texts()
+        await front.send(FORM, texts(3, b"abcd", b"abcdefgh", costs=[1, 2], ahead=7.0))
+        found = await front.next()
+        assert isinstance(found, TextOutputs) and found.batch.rows == 2
+        expected = {3: numpy.float32(4).tobytes(), 4: numpy.float32(8).tobytes()}
+        assert dict(zip(found.numbers, found.outputs, strict=True)) == expected
+        assert product.under_way == [] and front.side.open == {}
 
 
-def test_every_end_of_a_text_ends_its_turn() -> None:
-    async def check() -> None:
-        executor = FakeExecutor()
-        async with connected(executor, max_batch_size=1, max_queue_size=1) as (front, _, _):
-            product = front.catalogue.product = Texts()
-            await front.send(FORM, texts(0, b"abcd"))
-            await until(lambda: bool(executor.pending))
-            await front.send(texts(1, b"abcd"), texts(2, b"abcd"))
-            refused = await front.next()
-            assert isinstance(refused, FailedRequest) and refused.error.kind == Overloaded.__name__
-            assert len(product.under_way) == 2
-            await front.send(CallerLeft(1), Reported(b"counts"), texts(3, b"abcd"), texts(4, b"abcd"))
-            assert (await front.next()).number == 4
-            assert len(product.under_way) == 2 and product.heard == [b"counts"]
-            front.side.close()
-            assert product.under_way == []
-
-    run(check)
+async def test_every_end_of_a_text_ends_its_turn() -> None:
+    executor = FakeExecutor()
+    async with connected(executor, max_batch_size=1, max_queue_size=1) as (front, _, _):
+        product = front.catalogue.product = Texts()
+        await front.send(FORM, texts(0, b"abcd"))
+        await until(lambda: bool(executor.pending))
+        await front.send(texts(1, b"abcd"), texts(2, b"abcd"))
+        refused = await front.next()
+        assert isinstance(refused, FailedRequest) and refused.error.kind == Overloaded.__name__
+        assert len(product.under_way) == 2
+        await front.send(CallerLeft(1), Reported(b"counts"), texts(3, b"abcd"), texts(4, b"abcd"))
+        assert (await front.next()).number == 4
+        assert len(product.under_way) == 2 and product.heard == [b"counts"]
+        front.side.close()
+        assert product.under_way == []
 
 
-def test_a_front_may_send_requests_beside_more_texts_than_it_can_have_connections() -> None:
+async def test_a_front_may_send_requests_beside_more_texts_than_it_can_have_connections() -> None:
     plain = RequestForm(1, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
 
-    async def check() -> None:
-        executor = FakeExecutor()
-        async with connected(executor, max_batch_size=1, max_queue_size=8) as (front, _, account):
-            front.catalogue.product = Texts()
-            front.catalogue.table()
-            await front.send(FORM, plain, texts(0, *[b"abcd"] * 2 * account.max_connections))
-            await until(lambda: front.side.requests == 2 * account.max_connections)
-            front.catalogue.product = None  # the model of these texts has gone, and they still wait
-            front.side.tell(front.catalogue.table())
-            now = time.monotonic()
-            await front.send(Submit(6, 1, [now, now], [b"3", b"4"]))
-            await until(lambda: front.side.requests == 8)
-            assert front.ended == []
-            await front.send(Submit(8, 1, [now] * 7, [b"3"] * 7))
-            assert "more than it can have" in await front.until_ended()
-            front.side.close()
-
-    run(check)
+    executor = FakeExecutor()
+    async with connected(executor, max_batch_size=1, max_queue_size=8) as (front, _, account):
+        front.catalogue.product = Texts()
+        front.catalogue.table()
+        await front.send(FORM, plain, texts(0, *[b"abcd"] * 2 * account.max_connections))
+        await until(lambda: front.side.requests == 2 * account.max_connections)
+        front.catalogue.product = None  # the model of these texts has gone, and they still wait
+        front.side.tell(front.catalogue.table())
+        now = time.monotonic()
+        await front.send(Submit(6, 1, [now, now], [b"3", b"4"]))
+        await until(lambda: front.side.requests == 8)
+        assert front.ended == []
+        await front.send(Submit(8, 1, [now] * 7, [b"3"] * 7))
+        assert "more than it can have" in await front.until_ended()
+        front.side.close()
 
 
-def test_texts_for_a_model_that_takes_none_are_handed_over() -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _):
-            await front.send(FORM, texts(0, b"abcd"))
-            assert await front.next() == MustHandOver(0)
-
-    run(check)
+async def test_texts_for_a_model_that_takes_none_are_handed_over() -> None:
+    async with connected() as (front, _, _):
+        await front.send(FORM, texts(0, b"abcd"))
+        assert await front.next() == MustHandOver(0)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "message",
     [
         Reported(b"wrong"),
@@ -133,14 +122,11 @@ def test_texts_for_a_model_that_takes_none_are_handed_over() -> None:
         Submit(0, 9, [0.0], [SentText(b"abcd", 1, 0.0, True, 0, ())]),
     ],
 )
-def test_a_front_that_sends_what_is_none_ends(message: Any) -> None:
-    async def check() -> None:
-        async with connected() as (front, _, _):
-            front.catalogue.product = Texts()
-            await front.send(FORM, message)
-            assert "it sent" in await front.until_ended()
-
-    run(check)
+async def test_a_front_that_sends_what_is_none_ends(message: Any) -> None:
+    async with connected() as (front, _, _):
+        front.catalogue.product = Texts()
+        await front.send(FORM, message)
+        assert "it sent" in await front.until_ended()
 
 
 def test_outputs_are_sent_as_they_are() -> None:

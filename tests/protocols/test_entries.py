@@ -6,6 +6,7 @@ import numpy
 import pytest
 from tests.frontends.http.models import Add, Echo, Shout, Words
 from tests.protocols.test_response import read_head_of
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
@@ -14,28 +15,40 @@ from weir.protocols import entries
 from weir.protocols.entries import QueueEntry, item_entries
 
 
-def test_an_item_stays_as_it_is() -> None:
-    (entry,) = item_entries(read_head_of(Echo, x_batch_key="blue"), b"{broken")
-    assert entry == QueueEntry(b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue", False)
+class Loud(Shout):
+    """Its opaque bodies are not measured."""
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=7)
 
 
-def test_a_list_is_one_request_of_items_still_encoded() -> None:
-    (entry,) = item_entries(read_head_of(Echo, "/infer/echo/batch"), b'[1, {"a": 2}]')
-    assert entry == QueueEntry([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None, False)
+class Chunks(Words):
+    """Its octets are measured as bytes."""
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=len(item))
 
 
-def test_many_items_are_a_large_request() -> None:
-    (entry,) = item_entries(read_head_of(Echo, "/infer/echo/batch"), b"[" + b"1," * 16 + b"1]")
-    assert isinstance(entry, QueueEntry)
-    assert entry.large
+LIST = "/infer/echo/batch"
 
 
-def test_a_measured_item_says_its_rows_cost_and_key() -> None:
-    (entry,) = item_entries(read_head_of(Words), b'"to be or"')
-    assert entry == QueueEntry(b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t", False)
-    (keyed,) = item_entries(read_head_of(Words, x_batch_key="blue"), b'"to be or"')
-    assert isinstance(keyed, QueueEntry)
-    assert keyed.key == ("t", "blue")
+@subcases(
+    ("model", "path", "headers", "body", "entry"),
+    [
+        (Echo, "/infer/echo", {"x_batch_key": "blue"}, b"{broken", (b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue", False)),
+        (Echo, LIST, {}, b'[1, {"a": 2}]', ([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None, False)),
+        (Echo, LIST, {}, b"[" + b"1," * 16 + b"1]", ([b"1"] * 17, Kind.ITEMS, JSON, JSON, 17, 17.0, None, True)),
+        (Echo, "/infer/echo", {"content_type": OCTETS}, b"", (b"", Kind.ITEM, OCTETS, JSON, 1, 1.0, None, False)),
+        (Words, "/infer/words", {}, b'"to be or"', (b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t", False)),
+        (Words, "/infer/words", {"x_batch_key": "blue"}, b'"t"', (b'"t"', Kind.ITEM, JSON, JSON, 1, 1.0, ("t", "blue"), False)),
+        (Loud, "/infer/loud", {"content_type": "text/plain"}, b"a b", (b"a b", Kind.ITEM, "text/plain", "text/plain", 1, 1.0, None, False)),
+        (Chunks, "/infer/chunks", {"content_type": OCTETS}, b"abc", (b"abc", Kind.ITEM, OCTETS, JSON, 3, 1.0, None, False)),
+    ],
+)  # fmt: skip
+def test_what_a_body_is_to_the_line(model: Any, path: str, headers: Any, body: bytes, entry: Any) -> None:
+    assert item_entries(read_head_of(model, path, **headers), body) == [QueueEntry(*entry)]
 
 
 def test_measured_items_of_a_list_are_requests_of_their_own_and_fail_alone() -> None:
@@ -45,31 +58,16 @@ def test_measured_items_of_a_list_are_requests_of_their_own_and_fail_alone() -> 
     assert isinstance(second, InvalidRequest)
 
 
-def test_an_opaque_body_is_not_measured() -> None:
-    class Loud(Shout):
+def test_tensors_become_arrays_whose_shapes_are_the_key_and_can_be_measured_too() -> None:
+    class Dear(Add):
         @classmethod
         def measure(cls, item: Any) -> Measure:
-            return Measure(rows=7)
+            return Measure(cost=float(item["a"].sum()), key="dear")
 
-    (entry,) = item_entries(read_head_of(Loud, content_type="text/plain"), b"a b c")
-    assert isinstance(entry, QueueEntry)
-    assert (entry.rows, entry.content_type) == (1, "text/plain")
-
-
-def test_octets_are_measured_as_bytes() -> None:
-    class Chunks(Words):
-        @classmethod
-        def measure(cls, item: Any) -> Measure:
-            return Measure(rows=len(item))
-
-    (entry,) = item_entries(read_head_of(Chunks, content_type=OCTETS), b"abc")
-    assert isinstance(entry, QueueEntry)
-    assert entry.rows == 3
-
-
-def test_tensors_become_arrays_whose_shapes_are_the_key() -> None:
-    (entry,) = item_entries(read_head_of(Add), b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}')
-    assert isinstance(entry, QueueEntry)
+    body = b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}'
+    entry: Any
+    dear: Any
+    (entry,), (dear,) = (item_entries(read_head_of(model), body) for model in (Add, Dear))
     assert (entry.kind, entry.rows, entry.cost, entry.content_type, entry.accept) == (
         Kind.TENSORS,
         2,
@@ -79,36 +77,16 @@ def test_tensors_become_arrays_whose_shapes_are_the_key() -> None:
     )
     assert entry.payload["a"].dtype == numpy.float32
     assert hash(entry.key) is not None
+    assert (dear.rows, dear.cost, dear.key[0]) == (2, 10.0, "dear")
 
 
-def test_tensors_can_be_measured_too() -> None:
-    class Dear(Add):
-        @classmethod
-        def measure(cls, item: Any) -> Measure:
-            return Measure(cost=float(item["a"].sum()), key="dear")
-
-    (entry,) = item_entries(read_head_of(Dear), b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}')
-    assert isinstance(entry, QueueEntry)
-    assert (entry.rows, entry.cost, entry.key[0]) == (2, 10.0, "dear")
-
-
-def test_more_rows_than_the_line_holds_can_never_be_taken() -> None:
-    (most,) = item_entries(read_head_of(Echo, "/infer/echo/batch"), b"[" + b"1," * 1023 + b"1]")
+def test_more_rows_than_the_line_holds_can_never_be_taken_and_an_empty_body_neither() -> None:
+    (most,) = item_entries(read_head_of(Echo, LIST), b"[" + b"1," * 1023 + b"1]")
     assert isinstance(most, QueueEntry) and most.rows == 1024
     with pytest.raises(TooLarge, match="max_queue_size"):
-        item_entries(read_head_of(Echo, "/infer/echo/batch"), b"[" + b"1," * 1024 + b"1]")
-
-
-def test_an_empty_body_is_refused() -> None:
+        item_entries(read_head_of(Echo, LIST), b"[" + b"1," * 1024 + b"1]")
     with pytest.raises(InvalidRequest, match="empty"):
         item_entries(read_head_of(Echo), b"")
-
-
-def test_an_empty_body_is_an_item_where_it_can_be_one() -> None:
-    (octets,) = item_entries(read_head_of(Echo, content_type=OCTETS), b"")
-    (own,) = item_entries(read_head_of(Shout, content_type="text/plain"), b"")
-    assert isinstance(octets, QueueEntry) and isinstance(own, QueueEntry)
-    assert (octets.payload, own.payload) == (b"", b"")
 
 
 @pytest.mark.parametrize(("model", "item"), [(Echo, b"1"), (Add, b'{"x": [[1, 2]]}'), (Words, b'"a"')])

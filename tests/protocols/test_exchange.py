@@ -1,24 +1,27 @@
 """A request from its body to its end, whichever channel it came by: one answer, and several."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from examples.tensors import Affine
+from tests.frontends.http.sockets import until
 from tests.garbage import no_cycles_of
+from tests.rings import subcases
 from tests.streaming_models import Count, Script
 
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
-from weir.messages import JSON, MSGPACK, Dispatch, Kind
+from weir.messages import JSON, MSGPACK, OBJECT, Dispatch, Kind
 from weir.model import Measure, Model
 from weir.protocols import HttpSettings
 from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
-from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart
+from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart
 from weir.protocols.kserve_metadata import find
 from weir.protocols.native import read_head_for
 from weir.serving.service import Service
@@ -46,6 +49,16 @@ class Words(Pair):
         return Measure(rows=len(item.split()))
 
 
+class Letters(Pair):
+    """Texts, answered with their letters."""
+
+    Input: ClassVar[Any] = str
+    plain_texts = True
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [sorted(set(text)) for text in batch]
+
+
 def tensor(values: Any, name: str = "x", datatype: str = "FP32") -> TensorValue:
     """Return a tensor for a request."""
     return TensorValue(name, datatype, np.array(values, np.float32))
@@ -56,141 +69,94 @@ def items(*documents: bytes) -> TensorValue:
     return TensorValue("input", "BYTES", np.array(documents, object))
 
 
-def with_service(
-    model: type[Model], test: Callable[[Service], Coroutine[Any, Any, None]], **settings: Any
-) -> RecordingObserver:
-    """Run `test` with a service of `model`; return what its observer has heard."""
+@asynccontextmanager
+async def serving(model: type[Model], **settings: Any) -> AsyncIterator[tuple[Service, RecordingObserver]]:
+    """Give a service of `model`, and what its observer hears."""
     observer = RecordingObserver()
-
-    async def main() -> None:
-        async with Service(model, executor="inline", observers=[observer], **settings) as service:
-            await asyncio.wait_for(test(service), 60)
-
-    asyncio.run(main())
-    return observer
+    async with Service(model, **{"executor": "inline", "observers": [observer], **settings}) as service:
+        yield service, observer
 
 
 async def infer(
-    service: Service, request: InferenceRequest, *, frontend: str, timeout: float | None = None,  # noqa: ASYNC109 - the exchange's
+    service: Service, *tensors: TensorValue, timeout: float | None = None,  # noqa: ASYNC109 - the exchange's
+    **more: Any,
 ) -> InferenceResponse:  # fmt: skip
-    """Return the answer to a request."""
-    return await Exchange(service, frontend=frontend, timeout=timeout).infer(request)
+    """Return the answer to a request for its model with these tensors."""
+    request = InferenceRequest(service.facts.name, [*tensors], **more)
+    return await Exchange(service, frontend="grpc", timeout=timeout).infer(request)
 
 
-def stream(service: Service, request: InferenceRequest, *, frontend: str) -> AsyncGenerator[StreamPart, None]:
-    """Yield the answers to a request."""
-    return Exchange(service, frontend=frontend).stream(request)
+def stream(service: Service, *documents: bytes, **more: Any) -> AsyncGenerator[StreamPart, None]:
+    """Yield the answers to a request with these items."""
+    return Exchange(service, frontend="grpc").stream(InferenceRequest(service.facts.name, [items(*documents)], **more))
 
 
-def test_tensors() -> None:
-    async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("affine", [tensor([[1, 0, 0]])], id="7"), frontend="grpc")
-        expected = await service.infer({"x": [[1.0, 0.0, 0.0]]})
+async def test_tensors() -> None:
+    """Of more rows than a batch has, too."""
+    async with serving(Affine, version="3", max_batch_size=4) as (service, _):
+        x = np.arange(30, dtype=np.float32).reshape(10, 3)
+        response = await infer(service, tensor(x), id="7")
         assert (response.model, response.version, response.id) == ("affine", "3", "7")
         [output] = response.outputs
         assert (output.name, output.datatype) == ("y", "FP32")
-        np.testing.assert_array_equal(output.array, expected["y"])
-
-    with_service(Affine, test, version="3")
+        np.testing.assert_array_equal(output.array, (await service.infer({"x": x.tolist()}))["y"])
 
 
-def test_a_request_larger_than_a_batch_is_divided() -> None:
-    async def test(service: Service) -> None:
-        x = np.arange(30, dtype=np.float32).reshape(10, 3)
-        response = await infer(service, InferenceRequest("affine", [tensor(x)]), frontend="grpc")
-        assert response.outputs[0].array.shape == (10, 2)
-
-    with_service(Affine, test, max_batch_size=4)
-
-
-def test_items_are_json_documents() -> None:
-    async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("pair", [items(b"1", b" 2", b"3")]), frontend="grpc")
-        [output] = response.outputs
-        assert (output.name, output.datatype, output.array.tolist()) == (
-            "output",
-            "BYTES",
-            [b"[1,1]", b"[2,2]", b"[3,3]"],
-        )
-
-    with_service(Pair, test)
-
-
-def test_items_that_differ_in_size() -> None:
-    async def test(service: Service) -> None:
-        response = await infer(
-            service, InferenceRequest("words", [items(b'"a b"', b'"c"', b'"d e f"')]), frontend="grpc"
-        )
-        assert response.outputs[0].array.tolist() == [b'["a b","a b"]', b'["c","c"]', b'["d e f","d e f"]']
-
-    with_service(Words, test)
-
-
-@pytest.mark.parametrize("model", [Pair, Words])
-def test_an_item_that_fails_fails_the_request_and_is_named(model: type[Model]) -> None:
-    good = b"1" if model is Pair else b'"a"'
-
-    async def test(service: Service) -> None:
-        with pytest.raises(ValidationFailed if model is Pair else InvalidRequest, match=r"tensor 'input'\[1\]: "):
-            await infer(service, InferenceRequest("pair", [items(good, b"[]")]), frontend="grpc")
-
-    with_service(model, test)
-
-
-@pytest.mark.parametrize(
-    ("request_", "error", "message"),
+@subcases(
+    ("model", "documents", "answers"),
     [
-        (InferenceRequest("affine", [tensor([[1, 2, 3]], "z")]), InvalidRequest, "'z'"),
-        (InferenceRequest("affine", []), InvalidRequest, "'x': is missing"),
-        (InferenceRequest("affine", [tensor([[1, 2, 3]], datatype="FP64")]), InvalidRequest, "'FP64', must be FP32"),
-        (InferenceRequest("affine", [tensor([[1, 2]])]), InvalidRequest, r"\[1, 2\]"),
-        (InferenceRequest("affine", [tensor(np.zeros((9, 3)))]), TooLarge, "9 rows"),
-        (InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("z", {})]), InvalidRequest, "'z'.*'y'"),
-        (
-            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("y", {})] * 2), InvalidRequest,
-            "'y'.*twice",
-        ),
-        (
-            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("y", {"classification": 3})]),
-            Unsupported, "'classification'=3",
-        ),
-        (InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"priority": -1}), InvalidRequest, "'priority'=-1"),
+        (Pair, (b"1", b" 2", b"3"), [b"[1,1]", b"[2,2]", b"[3,3]"]),
+        (Words, (b'"a b"', b'"c"', b'"d e f"'), [b'["a b","a b"]', b'["c","c"]', b'["d e f","d e f"]']),  # of different sizes
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
-    request_: InferenceRequest, error: type[Exception], message: str
+async def test_items_are_json_documents(model: type[Model], documents: tuple[bytes, ...], answers: list[bytes]) -> None:
+    async with serving(model) as (service, _):
+        [output] = (await infer(service, items(*documents))).outputs
+        assert (output.name, output.datatype, output.array.tolist()) == ("output", "BYTES", answers)
+
+
+ROW = tensor([[1, 2, 3]])
+
+
+@subcases(
+    ("model", "tensors", "more", "error", "message"),
+    [
+        (Affine, [tensor([[1, 2, 3]], "z")], {}, InvalidRequest, "'z'"),
+        (Affine, [], {}, InvalidRequest, "'x': is missing"),
+        (Affine, [tensor([[1, 2, 3]], datatype="FP64")], {}, InvalidRequest, "'FP64', must be FP32"),
+        (Affine, [tensor([[1, 2]])], {}, InvalidRequest, r"\[1, 2\]"),
+        (Affine, [tensor(np.zeros((9, 3)))], {}, TooLarge, "9 rows"),
+        (Affine, [ROW], {"outputs": [RequestedOutput("z", {})]}, InvalidRequest, "'z'.*'y'"),
+        (Affine, [ROW], {"outputs": [RequestedOutput("y", {})] * 2}, InvalidRequest, "'y'.*twice"),
+        (Affine, [ROW], {"outputs": [RequestedOutput("y", {"classification": 3})]}, Unsupported, "'classification'=3"),
+        (Affine, [ROW], {"parameters": {"priority": -1}}, InvalidRequest, "'priority'=-1"),
+        (Pair, [items(b"1", b"")], {}, InvalidRequest, r"'input'\[1\]: is empty"),
+        (Pair, [items(b"1", b"[]")], {}, ValidationFailed, r"tensor 'input'\[1\]: "),
+        (Words, [items(b'"a"', b"[]")], {}, InvalidRequest, r"tensor 'input'\[1\]: "),
+        (Count, [items(b"1")], {}, Unsupported, "'count' streams its responses"),
+        (Letters, [items(b"fine", b"\xff")], {}, InvalidRequest, r"'input'\[1\]: must be a text in UTF-8 \(invalid start byte\)"),
+        (Letters, [items(b"")], {}, InvalidRequest, r"'input'\[0\]: is empty, must be a text"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
+    model: type[Model], tensors: list[TensorValue], more: Any, error: type[Exception], message: str
 ) -> None:
-    async def test(service: Service) -> None:
+    async with serving(model, max_queue_size=8) as (service, observer):
         with pytest.raises(error, match=message):
-            await infer(service, request_, frontend="grpc")
-
-    observer = with_service(Affine, test, max_queue_size=8)
-    assert len(observer.refusals) == 1
+            await infer(service, *tensors, **more)
+    assert len(observer.refusals) == (error is not ValidationFailed)
 
 
-def test_an_empty_item_is_refused() -> None:
-    async def test(service: Service) -> None:
-        with pytest.raises(InvalidRequest, match=r"'input'\[1\]: is empty"):
-            await infer(service, InferenceRequest("pair", [items(b"1", b"")]), frontend="grpc")
-
-    with_service(Pair, test)
-
-
-def test_when_one_of_several_is_refused_the_others_are_withdrawn() -> None:
-    async def test(service: Service) -> None:
+async def test_when_one_of_several_is_refused_the_others_are_withdrawn() -> None:
+    async with serving(Words, max_queue_size=3) as (service, _):
         with pytest.raises(Overloaded):
-            await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c d"', b'"e"')]), frontend="grpc")
+            await infer(service, items(b'"a b"', b'"c d"', b'"e"'))
         assert service.state()["waiting"] == 0
-
-    with_service(Words, test, max_queue_size=3)
 
 
 async def test_cancelling_withdraws_the_request() -> None:
-    clock = FakeClock()
-    async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
-        request = asyncio.ensure_future(
-            infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
-        )
+    async with serving(Affine, clock=FakeClock(), policy="control-limit:4") as (service, _):
+        request = asyncio.ensure_future(infer(service, ROW))
         await asyncio.sleep(0)
         assert service.state()["waiting"] == 1
         request.cancel()
@@ -199,36 +165,42 @@ async def test_cancelling_withdraws_the_request() -> None:
         assert service.state()["waiting"] == 0
 
 
+class Payload(list[int]):
+    """What something may refer to weakly."""
+
+
+async def test_a_payload_is_freed_while_others_of_its_request_wait() -> None:
+    executor = FakeExecutor()
+    async with serving(Pair, executor=executor, max_batch_size=1) as (service, _):
+        exchange, payloads = Exchange(service, frontend="lines"), [Payload(), Payload()]
+        gone = [weakref.ref(each) for each in payloads]
+        entries: list[Any] = [REFUSED_ENTRY._replace(payload=each, content_type=OBJECT) for each in payloads]
+        gathered = asyncio.ensure_future(Gathering(exchange, Schedule(0, None), alone=True).run(entries))
+        payloads.clear()
+        for under_way in (1, 0):
+            await until(lambda: bool(executor.pending))
+            executor.answer_next(lambda batch: [b"1"])
+            executor.batches.clear()
+            assert [each() is None for each in gone] == [True, not under_way]
+        assert [request.output for request in await gathered] == [b"1", b"1"]
+
+
 def test_priority_and_timeout() -> None:
     assert schedule_of({}) == schedule_of({"timeout": 0, "priority": 0, "other": "x"}) == DEFAULT_SCHEDULE
     highest, lower = schedule_of({"priority": 1}), schedule_of({"priority": "2"})
     assert highest.priority > lower.priority > DEFAULT_SCHEDULE.priority
     assert schedule_of({"timeout": 250_000}).timeout == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"priority": 1.5},
-        {"priority": True},
-        {"priority": "x"},
-        {"timeout": -1},
-        {"timeout": 1 << 63},
-        {"timeout": "9" * 30},
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"{next(iter(parameters))}"):
-        schedule_of(parameters)
-
-
-def test_sequences_are_not_offered() -> None:
+    for name, value in (
+        ("priority", 1.5), ("priority", True), ("priority", "x"), ("timeout", -1), ("timeout", 1 << 63), ("timeout", "9" * 30),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=name):
+            schedule_of({name: value})
     with pytest.raises(Unsupported, match="'sequence_id'=7"):
         schedule_of({"sequence_id": 7})
 
 
-def test_the_shortest_timeout_holds() -> None:
-    async def test(service: Service) -> None:
+async def test_the_shortest_timeout_holds() -> None:
+    async with serving(Affine) as (service, _):
         seen: list[float] = []
         submit = service.submit
 
@@ -237,13 +209,10 @@ def test_the_shortest_timeout_holds() -> None:
             submit(request, now)
 
         service.submit = spy  # type: ignore[method-assign]  # to see what goes into the line
-        sent = InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"timeout": 2_000_000})
         for timeout in (None, 1.0, 3.0):
-            await infer(service, sent, frontend="grpc", timeout=timeout)
-        await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
+            await infer(service, ROW, parameters={"timeout": 2_000_000}, timeout=timeout)
+        await infer(service, ROW)
         assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.facts.settings.timeout]
-
-    with_service(Affine, test)
 
 
 def entry_of(item: bytes) -> QueueEntry:
@@ -264,17 +233,19 @@ def test_the_constructor_of_what_is_submitted_sets_what_the_base_sets() -> None:
             assert getattr(request, name) == getattr(base, name), name
 
 
-def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:
-    async def test(service: Service) -> None:
+async def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:
+    async with serving(Pair) as (service, observer):
         exchange, ended = Exchange(service, frontend="lines"), asyncio.Queue[QueuedRequest]()
         for item, output, error in ((b"3", b"[3,3]", type(None)), (b'"x"', None, ValidationFailed)):
             request = exchange.submit(entry_of(item), Schedule(0, None), ended.put_nowait)
             assert request.timeout == service.facts.settings.timeout
             assert await ended.get() is request
             assert (request.output, type(request.error)) == (output, error)
+        await service.drain()
+        with pytest.raises(Draining):
+            exchange.submit(entry_of(b"3"), Schedule(0, 1.0), ended.put_nowait)
         assert ended.empty()
-
-    assert with_service(Pair, test).ends == 2
+    assert observer.ends == 2
 
 
 async def submit_one(service: Service) -> None:
@@ -284,7 +255,7 @@ async def submit_one(service: Service) -> None:
 
 
 async def infer_tensors(service: Service) -> None:
-    await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"')]), frontend="grpc")
+    await infer(service, items(b'"a b"', b'"c"'))
 
 
 async def infer_items(service: Service) -> None:
@@ -293,32 +264,18 @@ async def infer_items(service: Service) -> None:
 
 
 @pytest.mark.parametrize("ask", [submit_one, infer_tensors, infer_items])
-def test_what_has_ended_is_freed_without_the_garbage_collector(
+async def test_what_has_ended_is_freed_without_the_garbage_collector(
     ask: Callable[[Service], Coroutine[Any, Any, None]],
 ) -> None:
-    async def main() -> None:
-        async with Service(Words, executor="inline") as service:
-            with no_cycles_of(QueuedRequest, Dispatch):
-                for _ in range(3):  # the queue may keep the last request
-                    await ask(service)
-                await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    async with Service(Words, executor="inline") as service:
+        with no_cycles_of(QueuedRequest, Dispatch):
+            for _ in range(3):  # the queue may keep the last request
+                await ask(service)
+            await asyncio.sleep(0)
 
 
-def test_what_is_refused_is_raised_and_has_no_other_end() -> None:
-    async def test(service: Service) -> None:
-        ended = list[QueuedRequest]()
-        await service.drain()
-        with pytest.raises(Draining):
-            Exchange(service, frontend="lines").submit(entry_of(b"3"), Schedule(0, 1.0), ended.append)
-        assert not ended
-
-    with_service(Pair, test)
-
-
-def test_one_item_is_read_as_its_model_takes_it_and_its_refusal_is_reported() -> None:
-    async def test(service: Service) -> None:
+async def test_one_item_is_read_as_its_model_takes_it_and_its_refusal_is_reported() -> None:
+    async with serving(Words) as (service, observer):
         exchange = Exchange(service, frontend="lines")
         assert await exchange.infer_item(b'"a b"') == b'["a b","a b"]'
         with pytest.raises(InvalidRequest):
@@ -326,8 +283,7 @@ def test_one_item_is_read_as_its_model_takes_it_and_its_refusal_is_reported() ->
         await service.drain()
         with pytest.raises(Draining):
             await exchange.infer_item(b'"a"')
-
-    assert [type(error) for _, _, error in with_service(Words, test).refusals] == [InvalidRequest, Draining]
+    assert [type(error) for _, _, error in observer.refusals] == [InvalidRequest, Draining]
 
 
 def test_an_unknown_model_is_named_as_clients_expect() -> None:
@@ -339,82 +295,45 @@ def test_an_unknown_model_is_named_as_clients_expect() -> None:
         find(registry, "affine", "2")
 
 
-class Letters(Pair):
-    """Texts, answered with their letters."""
-
-    Input: ClassVar[Any] = str
-    plain_texts = True
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return [sorted(set(text)) for text in batch]
-
-
-def test_elements_for_a_model_of_texts_are_the_texts() -> None:
-    async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("m", [items(b'a"b', "ü".encode())]), frontend="grpc")
+async def test_elements_for_a_model_of_texts_are_the_texts() -> None:
+    async with serving(Letters) as (service, _):
+        response = await infer(service, items(b'a"b', "ü".encode()))
         assert response.outputs[0].array.tolist() == [b'["\\"","a","b"]', '["ü"]'.encode()]
-        with pytest.raises(InvalidRequest, match=r"'input'\[1\]: must be a text in UTF-8 \(invalid start byte\)"):
-            await infer(service, InferenceRequest("m", [items(b"fine", b"\xff")]), frontend="grpc")
-        with pytest.raises(InvalidRequest, match=r"'input'\[0\]: is empty, must be a text"):
-            await infer(service, InferenceRequest("m", [items(b"")]), frontend="grpc")
-
-    with_service(Letters, test)
 
 
-def test_several_answers_and_whether_each_is_the_last() -> None:
-    async def test(service: Service) -> None:
-        request = InferenceRequest("script", [items(b'["a", {"last": "b"}]')], id="7")
-        parts = [part async for part in stream(service, request, frontend="grpc")]
-        assert [part.response.outputs[0].array.tolist() for part in parts] == [[b'"a"'], [b'"b"']]
-        assert [part.last for part in parts] == [False, True]
-        assert {part.response.id for part in parts} == {"7"}
-
-    with_service(Script, test)
-
-
-def test_the_end_may_come_without_a_last_answer() -> None:
-    async def test(service: Service) -> None:
-        request = InferenceRequest("count", [items(b"2")])
-        assert [part.last async for part in stream(service, request, frontend="grpc")] == [False, False]
-
-    with_service(Count, test)
-
-
-def test_a_model_with_one_answer() -> None:
-    async def test(service: Service) -> None:
-        request = InferenceRequest("affine", [tensor([[1, 0, 0]])])
-        (part,) = [part async for part in stream(service, request, frontend="grpc")]
-        assert part.last and part.response.outputs[0].name == "y"
-
-    with_service(Affine, test)
+@subcases(
+    ("model", "document", "parts"),
+    [
+        (Script, b'["a", {"last": "b"}]', [(b'"a"', False), (b'"b"', True)]),
+        (Count, b"2", [(b"1", False), (b"2", False)]),  # the end may come without a last answer
+        (Pair, b"2", [(b"[2,2]", True)]),  # a model with one answer
+    ],
+)
+async def test_several_answers_and_whether_each_is_the_last(
+    model: type[Model], document: bytes, parts: list[tuple[bytes, bool]]
+) -> None:
+    async with serving(model) as (service, _):
+        found = [part async for part in stream(service, document, id="7")]
+        assert [(part.response.outputs[0].array.tolist(), part.last) for part in found] == [
+            ([answer], last) for answer, last in parts
+        ]
+        assert {part.response.id for part in found} == {"7"}
 
 
-def test_an_error_comes_after_the_answers_before_it() -> None:
-    async def test(service: Service) -> None:
-        answers = stream(service, InferenceRequest("script", [items(b'[1, {"error": "no"}]')]), frontend="grpc")
+async def test_an_error_comes_after_the_answers_before_it() -> None:
+    async with serving(Script) as (service, _):
+        answers = stream(service, b'[1, {"error": "no"}]')
         assert (await anext(answers)).response.outputs[0].array.tolist() == [b"1"]
         with pytest.raises(InvalidRequest, match="no"):
             await anext(answers)
 
-    with_service(Script, test)
 
-
-def test_leaving_ends_the_request() -> None:
-    async def test(service: Service) -> None:
-        async with aclosing(stream(service, InferenceRequest("count", [items(b"200")]), frontend="grpc")) as answers:
+async def test_leaving_ends_the_request_and_a_stream_is_for_one_item() -> None:
+    async with serving(Count) as (service, observer):
+        async with aclosing(stream(service, b"200")) as answers:
             await anext(answers)
         assert service.state()["waiting"] == 0
-
-    observer = with_service(Count, test)
-    assert [type(error).__name__ for _, error, _ in observer.answers] == ["Cancelled"]
-
-
-def test_a_stream_is_for_one_item() -> None:
-    async def test(service: Service) -> None:
         with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream takes one"):
-            await anext(stream(service, InferenceRequest("count", [items(b"1", b"2")]), frontend="grpc"))
-        with pytest.raises(Unsupported, match="'count' streams its responses"):
-            await infer(service, InferenceRequest("count", [items(b"1")]), frontend="grpc")
-
-    observer = with_service(Count, test)
-    assert len(observer.refusals) == 2
+            await anext(stream(service, b"1", b"2"))
+    assert [type(error).__name__ for _, error, _ in observer.answers] == ["Cancelled"]
+    assert len(observer.refusals) == 1

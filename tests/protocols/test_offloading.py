@@ -12,14 +12,15 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tests.frontends.grpc.kit import INFER, make_request, refused, serving
-from tests.frontends.http.fast.kit import ArenaExecutor, always, post, run, settled, site, statuses
+from tests.frontends.grpc.kit import INFER, refuses, serving
+from tests.frontends.http.fast.kit import ArenaExecutor, always, post, settled, site, statuses
 from tests.frontends.http.models import Words
 from tests.frontends.http.servers import SERVERS, running
 from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum
 from tests.frontends.websocket_kit import serving as serving_sockets
 from tests.protocols.kserve.models import Vector
+from tests.rings import subcases
 
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
@@ -31,7 +32,7 @@ from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, entries, offloading
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, work_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, parsed, work_later
 from weir.protocols.response import compress, decompress
 from weir.serving.service import Service
 from weir.settings import read_model_table
@@ -65,26 +66,44 @@ async def test_large_bodies_do_not_delay_long_ones() -> None:
     assert await asyncio.gather(*large) == [True] * 20
 
 
+@subcases(
+    ("offered", "kept", "limits"),
+    [
+        ([b"a", b"b", b"a"], [b"a"], {}),
+        ([b"a", b"a", b"b", b"b", b"c", b"c"], [b"b", b"c"], {"max_entries": 2}),
+        ([2 * (b"%d" % number) * 150 for number in range(9) for _ in "ab"], [b"%d" % number * 300 for number in (6, 7, 8)], {"max_bytes": 1000}),
+        ([b"a" * 5000] * 2, [], {}),  # it is not worth it
+        ([b"a", b"b", b"c", b"a"], [], {"max_seen": 2}),
+    ],
+)  # fmt: skip
+def test_heads_are_remembered_from_the_second_on_within_limits(
+    offered: list[bytes], kept: list[bytes], limits: Any
+) -> None:
+    memo = HeadMemo[int](**limits)
+    for _ in range(2):  # the second time, all has been forgotten
+        for head in offered:
+            memo.offer(head, 1)
+        assert ([head for head in dict.fromkeys(offered) if memo.find(head)], len(memo)) == (kept, len(kept))
+        memo.clear()
+        assert not any(map(memo.find, offered))
+
+
 async def test_errors_come_back() -> None:
     def read() -> None:
         raise InvalidRequest("no")
 
-    with pytest.raises(InvalidRequest, match="no"):
-        await off_loop(1 << 20, read)
-
     def exhaust() -> None:
         raise MemoryError
 
-    with pytest.raises(Overloaded, match="not enough memory available to read a body of 1048576 bytes"):
-        await off_loop(1 << 20, exhaust)
-    with pytest.raises(Overloaded, match="not enough memory available to write a response of 1048576 bytes"):
-        await off_loop(1 << 20, exhaust, writes=True)
-    found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    work_later(1 << 20, read, found.set_result, account=Account(HttpSettings()))
-    assert isinstance(await found, InvalidRequest)
-    found = asyncio.get_running_loop().create_future()
-    work_later(1 << 20, lambda: 3, found.set_result, account=Account(HttpSettings()))
-    assert await found == 3
+    with pytest.raises(InvalidRequest, match="no"):
+        await off_loop(1 << 20, read)
+    for writes, what in ((False, "read a body"), (True, "write a response")):
+        with pytest.raises(Overloaded, match=f"not enough memory available to {what} of 1048576 bytes"):
+            await off_loop(1 << 20, exhaust, writes=writes)
+    for work, end in ((read, InvalidRequest), (lambda: 3, int)):
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        work_later(1 << 20, work, found.set_result, account=Account(HttpSettings()))
+        assert type(await found) is end
 
 
 class Work:
@@ -153,28 +172,60 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
 
 
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which elements of tensors were read."""
+    return threads_of(
+        {
+            "weir.wire.kserve_json.read_elements": tensors.read_elements,
+            "weir.wire.kserve_grpc.read_typed": kserve_grpc.read_typed,
+            "weir.protocols.entries.to_arrays": tensors.to_arrays,
+        },
+        monkeypatch,
+    )
+
+
 @pytest.mark.parametrize("kind", SERVERS)
-def test_long_answers_over_http(kind: str, writers: list[str]) -> None:
+def test_http(kind: str, readers: list[str], writers: list[str]) -> None:
     service = Service(Vector, executor="inline", max_queue_size=2 * MANY, max_batch_size=2 * MANY)
     with running(kind, Registry([service]), HttpSettings(port=0)) as server:
-        for count, where in ((MANY, "weir-write"), (3, "")):
+
+        def check(threads: list[str], is_long: bool) -> None:
+            assert threads and all(name.startswith("weir-") == is_long for name in threads)
+            threads.clear()
+
+        for count in (MANY, 3):
             numbers = [float(place) for place in range(count)]
             twice = [2 * number for number in numbers]
-            header = json.dumps(
-                {"inputs": [{**tensor(None, [1, count]), "parameters": {"binary_data_size": 4 * count}}]}
-            )
-            body = header.replace('"data": null, ', "").encode() + np.array(numbers, "<f4").tobytes()
-            headers = {"Inference-Header-Content-Length": str(len(body) - 4 * count)}
+            given = {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [1, count],
+                "parameters": {"binary_data_size": 4 * count},
+            }
+            header = json.dumps({"inputs": [given]}).encode()
+            headers = {"Inference-Header-Content-Length": str(len(header))}
             for _ in range(3):  # a header that came before is not read again
-                answer = server.client.post("/v2/models/vector/infer", content=body, headers=headers)
+                content = header + np.array(numbers, "<f4").tobytes()
+                answer = server.client.post("/v2/models/vector/infer", content=content, headers=headers)
                 assert [each["data"] for each in answer.json()["outputs"]] == [[sum(numbers)], twice]
-            answer = server.client.post("/v2/models/vector/generate", json={"x": numbers})
-            assert answer.json()["twice"] == twice
-            answer = server.client.post("/infer/vector", json={"x": [numbers]})
-            assert answer.json()["twice"] == [twice]
+            assert server.client.post("/v2/models/vector/generate", json={"x": numbers}).json()["twice"] == twice
+            assert server.client.post("/infer/vector", json={"x": [numbers]}).json()["twice"] == [twice]
             assert len(writers) == 3 * 2 + 2 + 1
-            assert all(name.startswith("weir-write") == bool(where) for name in writers)
-            writers.clear()
+            check(writers, count == MANY)
+        bodies: list[list[Any]] = [NESTED, [[1.0]], [*NESTED[:-1], ["a"]]]
+        for data in bodies:
+            readers.clear()
+            given = {"inputs": [tensor(data, [len(data), 1])], "outputs": [{"name": "sum"}]}
+            answer = server.client.post("/v2/models/vector/infer", json=given)
+            if data[-1] == ["a"]:
+                assert answer.status_code == 400 and 'has the element \\"a\\"' in answer.text
+            else:
+                assert answer.json()["outputs"][0]["data"] == [data[0][0]] * len(data)
+            check(readers, len(data) > 1)
+        answer = server.client.post("/infer/vector/batch", json=[{"x": [[float(place)]]} for place in range(1000)])
+        assert [each["output"]["sum"] for each in answer.json()] == [[float(place)] for place in range(1000)]
+        check(readers, True)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -208,52 +259,31 @@ async def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypa
         await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
 
 
-@pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the threads in which elements of tensors were read."""
-    return threads_of(
-        {
-            "weir.wire.kserve_json.read_elements": tensors.read_elements,
-            "weir.wire.kserve_grpc.read_typed": kserve_grpc.read_typed,
-            "weir.protocols.entries.to_arrays": tensors.to_arrays,
-        },
-        monkeypatch,
-    )
-
-
 def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": shape, "data": data}
 
 
-@pytest.mark.parametrize("padding", [0, LONG_BODY])
-def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_load_models_over_http_and_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     places = ("weir.wire.kserve_json.decode_json", "weir.protocols.kserve_metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
-    model = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
-
-    async def main() -> None:
-        make = ServiceMaker([])
-        async with serving(
-            make(model),
-            manager=lambda registry: Manager(
-                registry, TargetRepository([model], partial(read_config, read_settings=read_model_table)), make
-            ),
-        ) as rig:
-            config = '{"max_queue_size": 9' + " " * padding + "}"
-            await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
-            assert rig.context.registry.get("double").facts.batching.max_queue_size == 9
-            transport = httpx.ASGITransport(make_app(rig.context))
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                document = {"parameters": {"config": config.replace("9", "7")}}
-                answer = await client.post("/v2/repository/models/double/load", json=document)
-                assert answer.status_code == 200, answer.text
-                assert rig.context.registry.get("double").facts.batching.max_queue_size == 7
-                answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * padding + "}")
-                assert [each["name"] for each in answer.json()] == ["double"]
-
-    asyncio.run(main())
-    assert len(read_in) == 4
-    assert {name.startswith("weir-read") for name in read_in} == {padding > 0}
+    model, make = (
+        ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"}),
+        ServiceMaker([]),
+    )
+    repository = TargetRepository([model], partial(read_config, read_settings=read_model_table))
+    config = '{"max_queue_size": 9' + " " * LONG_BODY + "}"
+    async with serving(make(model), manager=lambda registry: Manager(registry, repository, make)) as rig:
+        await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
+        assert rig.context.registry.get("double").facts.batching.max_queue_size == 9
+        transport = httpx.ASGITransport(make_app(rig.context))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            document = {"parameters": {"config": config.replace("9", "7")}}
+            answer = await client.post("/v2/repository/models/double/load", json=document)
+            assert answer.status_code == 200, answer.text
+            assert rig.context.registry.get("double").facts.batching.max_queue_size == 7
+            answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * LONG_BODY + "}")
+            assert [each["name"] for each in answer.json()] == ["double"]
+    assert len(read_in) == 4 and all(name.startswith("weir-read") for name in read_in)
 
 
 COUNT = 20_000
@@ -261,70 +291,10 @@ MANY = LONG_ANSWER // 8  # numbers of an answer that is long
 NESTED = [[1.5]] * COUNT
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-def test_the_open_inference_protocol_over_http(kind: str, readers: list[str]) -> None:
-    service = Service(Vector, executor="inline", max_queue_size=2 * COUNT, max_batch_size=2 * COUNT)
-    with running(kind, Registry([service]), HttpSettings(port=0)) as server:
-
-        def call(data: Any, shape: list[int]) -> Any:
-            answer = {
-                "inputs": [tensor(data, shape)],
-                "outputs": [{"name": "sum", "parameters": {"binary_data": True}}],
-            }
-            return server.client.post("/v2/models/vector/infer", json=answer)
-
-        answer = call(NESTED, [COUNT, 1])
-        assert answer.status_code == 200
-        assert np.frombuffer(answer.content[-4 * COUNT :], "<f4").tolist() == [1.5] * COUNT
-        assert call([[1.0]], [1, 1]).status_code == 200
-        wrong = call([*NESTED[:-1], ["a"]], [COUNT, 1])
-        assert wrong.status_code == 400 and 'has the element \\"a\\"' in wrong.text
-        assert [name.startswith("weir-read") for name in readers] == [True, False, True]
-
-
-@pytest.mark.parametrize("kind", SERVERS)
-def test_a_list_of_tensors_over_http(kind: str, readers: list[str]) -> None:
-    with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
-        items = [{"x": [[float(place)]]} for place in range(1000)]
-        answer = server.client.post("/infer/vector/batch", json=items)
-        assert [each["output"]["sum"] for each in answer.json()] == [[float(place)] for place in range(1000)]
-        assert readers and all(name.startswith("weir-read") for name in readers)
-
-
-async def test_grpc(readers: list[str]) -> None:
-    class Same(Model):
-        """Gives its input back."""
-
-        inputs = (Tensor("x", "FP32", (-1, -1)),)
-        outputs = (Tensor("y", "FP32", (-1, -1)),)
-
-        def predict(self, batch: Any) -> Any:
-            return {"y": batch["x"]}
-
-    def typed(values: list[float], count: int, id: str) -> dict[str, Any]:
-        given = {"name": "x", "datatype": "FP32", "shape": [1, count], "contents": {"fp32_contents": values}}
-        return {"model_name": "same", "id": id, "inputs": [given]}
-
-    async with serving(Service(Same, executor="inline")) as rig:
-        for values in ([0.5] * COUNT, [0.5]):
-            answer = await rig.call("ModelInfer", **typed(values, len(values), "7"))
-            assert list(answer.outputs[0].contents.fp32_contents) == values
-        code, text = await refused(rig.call("ModelInfer", **typed([0.5] * COUNT, 3, "8")))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT and "its shape [1, 3] takes 3" in text
-        assert (await refused(rig.infer(make_request(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
-        stream = rig.stream()
-        for count, name in ((COUNT, "fine"), (3, "wrong")):
-            await stream.write(ModelInferRequest(**typed([0.5] * COUNT, count, name)).SerializeToString())
-        await stream.done_writing()
-        ends = [kserve_grpc.ModelStreamInferResponse.FromString(body) async for body in stream]
-        assert {end.infer_response.id: bool(end.error_message) for end in ends} == {"fine": False, "wrong": True}
-    assert [name.startswith("weir-read") for name in readers] == [True, False, True, True, True]
-
-
 class Longer(Model):
-    """Answers with as many numbers, and as many texts, as it is asked for."""
+    """Answers with as many numbers, and as many texts, as it is asked for; `more` changes nothing."""
 
-    inputs = (Tensor("count", "INT32", (-1, 1)),)
+    inputs = (Tensor("count", "INT32", (-1, 1)), Tensor("more", "FP32", (-1, -1)))
     outputs = (Tensor("numbers", "INT32", (-1, -1)), Tensor("texts", "BYTES", (-1, -1)))
 
     def predict(self, batch: Any) -> Any:
@@ -332,59 +302,64 @@ class Longer(Model):
         return {"numbers": np.full((1, count), 3, np.int32), "texts": np.full((1, count), b"3", object)}
 
 
-def make_longer_request(count: int, **options: Any) -> InferenceRequest:
-    counts = TensorValue("count", "INT32", np.array([[count]], np.int32))
-    return InferenceRequest("longer", [counts], **options)
+def make_longer_request(count: int) -> bytes:
+    counts, more = np.array([[count]], np.int32), np.zeros((1, 1), np.float32)
+    tensors = [TensorValue("count", "INT32", counts), TensorValue("more", "FP32", more)]
+    return write_request(InferenceRequest("longer", tensors))
 
 
-def test_long_answers_of_grpc(writers: list[str]) -> None:
-    def fits(count: int, body: bytes) -> bool:
-        numbers, texts = kserve_grpc.read_response(body).outputs
-        return bool((numbers.array == 3).all() and (texts.array == b"3").all() and texts.array.shape == (1, count))
-
-    async def main() -> None:
-        async with serving(Service(Longer, executor="inline")) as rig:
-            account = rig.context.account
-            for count in (1, 1, 1, COUNT, COUNT):  # of a known form, from the third on
-                assert fits(count, await rig.raw(INFER, write_request(make_longer_request(count))))
-            typed = ModelInferRequest(model_name="longer")
-            typed.inputs.add(name="count", datatype="INT32", shape=[1, 1]).contents.int_contents.append(COUNT)
-            answer = kserve_grpc.ModelInferResponse.FromString(await rig.raw(INFER, typed.SerializeToString()))
-            assert list(answer.outputs[0].contents.int_contents) == [3] * COUNT
-            stream = rig.stream()
-            for count in (1, COUNT):
-                await stream.write(write_request(make_longer_request(count)))
-                error, _ = kserve_grpc.read_stream_response(await stream.read())
-                assert not error
-            await stream.done_writing()
-            account.take(account.max_bytes - 100_000)  # too little room for what is to be written
-            code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
-            assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-
-    asyncio.run(main())
-    assert [name.startswith("weir-write") for name in writers] == [False] * 3 + [True] * 3 + [False, True]
+def typed(count: int, given: int, shape: int | None = None, id: str = "") -> bytes:
+    """Ask for `count` numbers with `given` numbers of which `shape` says something else."""
+    request = ModelInferRequest(model_name="longer", id=id)
+    request.inputs.add(name="count", datatype="INT32", shape=[1, 1]).contents.int_contents.append(count)
+    more = request.inputs.add(name="more", datatype="FP32", shape=[1, given if shape is None else shape])
+    more.contents.fp32_contents.extend([0.5] * given)
+    body: bytes = request.SerializeToString()
+    return body
 
 
-def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers: list[str]) -> None:
-    async def main() -> None:
-        go_on, begun = threading.Event(), threading.Event()
+async def test_grpc(readers: list[str], writers: list[str]) -> None:
+    async with serving(Longer) as rig:
+        account = rig.context.account
+        for count in (1, 1, 1, COUNT, COUNT):  # of a known form, from the third on
+            numbers, texts = kserve_grpc.read_response(await rig.raw(INFER, make_longer_request(count))).outputs
+            assert (numbers.array == 3).all() and (texts.array == b"3").all() and texts.array.shape == (1, count)
+        assert [name.startswith("weir-write") for name in writers] == [False] * 3 + [True] * 2
+        for count, given in ((COUNT, 1), (1, COUNT)):
+            answer = kserve_grpc.ModelInferResponse.FromString(await rig.raw(INFER, typed(count, given)))
+            assert list(answer.outputs[0].contents.int_contents) == [3] * count
+        wrong = rig.raw(INFER, typed(1, COUNT, shape=3))
+        await refuses(wrong, grpc.StatusCode.INVALID_ARGUMENT, r"its shape \[1, 3\] takes 3")
+        stream = rig.stream()
+        for count, shape, name in ((COUNT, COUNT, "fine"), (1, 3, "wrong")):
+            await stream.write(typed(count, COUNT, shape, name))
+        await stream.done_writing()
+        ends = [kserve_grpc.ModelStreamInferResponse.FromString(body) async for body in stream]
+        assert {end.infer_response.id: bool(end.error_message) for end in ends} == {"fine": False, "wrong": True}
+        account.take(account.max_bytes - 100_000)  # too little room for what is to be written
+        late = rig.raw(INFER, make_longer_request(COUNT))
+        await refuses(late, grpc.StatusCode.RESOURCE_EXHAUSTED, "max_waiting_bytes")
+    assert [name.startswith("weir-write") for name in writers[5:]] == [True, False, True]
+    assert [name.startswith("weir-read") for name in readers] == [False] * 2 + [True] * 8
 
-        def held() -> None:
-            begun.set()
-            assert go_on.wait(60)
 
-        async with serving(Service(Longer, executor="inline")) as rig:
-            before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
-            await asyncio.to_thread(begun.wait)
-            call = rig.raw(INFER, write_request(make_longer_request(COUNT)))
-            await until(lambda: rig.context.account.held_bytes > COUNT)
-            call.cancel()
-            await until(lambda: rig.context.account.held_bytes == 0)
-            go_on.set()
-            await before
-            await off_loop(1 << 20, thread, writes=True)  # behind it in the same thread
+async def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers: list[str]) -> None:
+    go_on, begun = threading.Event(), threading.Event()
 
-    asyncio.run(main())
+    def held() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    async with serving(Longer) as rig:
+        before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
+        await asyncio.to_thread(begun.wait)
+        call = rig.raw(INFER, make_longer_request(COUNT))
+        await until(lambda: rig.context.account.held_bytes > COUNT)
+        call.cancel()
+        await until(lambda: rig.context.account.held_bytes == 0)
+        go_on.set()
+        await before
+        await off_loop(1 << 20, thread, writes=True)  # behind it in the same thread
     assert not writers
 
 
@@ -396,9 +371,9 @@ async def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_erro
         raise InvalidRequest("it cannot be written")
 
     monkeypatch.setattr("weir.frontends.grpc.inference.write_response", broken)
-    async with serving(Service(Longer, executor="inline")) as rig:
-        code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
-        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
+    async with serving(Longer) as rig:
+        call = rig.raw(INFER, make_longer_request(COUNT))
+        await refuses(call, grpc.StatusCode.INVALID_ARGUMENT, "^it cannot be written$")
         await until(lambda: rig.context.account.held_bytes == 0)
 
 
@@ -435,95 +410,82 @@ async def test_websockets(readers: list[str]) -> None:
     assert sorted(readers) == sorted([thread(), *["weir-read-long_0"] * 2])  # the answer was read here
 
 
-def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, go_on = threading.Event(), threading.Event()
+async def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go_on, plain = threading.Event(), threading.Event(), entries.item_entry
 
     def held(*arguments: Any) -> Any:
         reading.set()
         assert go_on.wait(60)
         return plain(*arguments)
 
-    plain = entries.item_entry
     monkeypatch.setattr("weir.frontends.http.fast.inference.item_entry", held)
-
-    async def body() -> None:
-        executor = ArenaExecutor()
-        async with site(executor, model=Words) as here:
-            transport = here.connect()
-            transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
-            await asyncio.to_thread(reading.wait)
-            transport.abort()
-            await settled()
-            go_on.set()
-            await off_loop(LONG_BODY + 1, thread)  # behind it in the same thread
-            await settled()
-            assert not here.observer.dispatches and not transport.sent
-            other = here.connect()
-            other.receive(post(b'"a b"'))
-            await settled()
-            executor.answer_next(always(b"9"))
-            await settled()
-            assert statuses(other.sent) == [200]
-
-    run(body)
+    executor = ArenaExecutor()
+    async with site(executor, model=Words) as here:
+        transport = here.connect()
+        transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
+        await asyncio.to_thread(reading.wait)
+        transport.abort()
+        await settled()
+        go_on.set()
+        await off_loop(LONG_BODY + 1, thread)  # behind it in the same thread
+        await settled()
+        assert not here.observer.dispatches and not transport.sent
+        other = here.connect()
+        other.receive(post(b'"a b"'))
+        await settled()
+        executor.answer_next(always(b"9"))
+        await settled()
+        assert statuses(other.sent) == [200]
 
 
-@pytest.mark.parametrize(
-    "path", ["/infer/vector", "/infer/vector/batch", "/v2/models/vector/infer", "/v2/repository/index"]
-)
+async def test_who_leaves_before_the_body_is_read_gives_its_place_back_at_once() -> None:
+    go_on, executor = threading.Event(), ArenaExecutor()
+    async with site(executor, model=Words) as here:
+        first = asyncio.ensure_future(off_loop(LONG_BODY + 1, go_on.wait))
+        await asyncio.sleep(0)
+        transport = here.connect()
+        transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
+        transport.abort()
+        await settled()
+        assert all(not block.shares for block in executor.blocks)
+        go_on.set()
+        await first
+        await settled()
+        assert not here.observer.dispatches and not transport.sent
+
+
 @pytest.mark.parametrize("kind", SERVERS)
-def test_what_is_compressed_is_forgotten_when_its_client_leaves(
-    kind: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on, ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+def test_what_is_compressed_is_forgotten_when_its_client_leaves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, ended = threading.Semaphore(0), threading.Semaphore(0), threading.Semaphore(0)
 
     def held(body: bytes, coding: str, max_size: int) -> bytes:
         if not thread().startswith("weir-unpack"):
             # The attempt on the event loop, which is given up: it becomes too long.
             return decompress(body, coding, max_size)
         begun.release()
-        assert go_on.wait(60)
+        assert go_on.acquire(timeout=60)
         ended.release()
         return b"{}"
 
     monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
     monkeypatch.setattr("weir.protocols.exchange.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
+    packed = compress(b" " * (LONG_BODY + 1), "gzip")
     with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
-        before = server.call(lambda: len(asyncio.all_tasks()))
-        packed = compress(b" " * (LONG_BODY + 1), "gzip")
-        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
-        clients = [server.connect() for _ in range(5)]
-        for client in clients:
-            client.sendall(head.encode() + packed)
-        for _ in range(2):
-            assert begun.acquire(timeout=60)
-        for client in clients:
-            client.close()
-        server.until(lambda: len(asyncio.all_tasks()) <= before)  # though the threads are at work
-        go_on.set()
-        for _ in range(2):
-            assert ended.acquire(timeout=60)
-        assert not ended.acquire(blocking=False)
-
-
-def test_who_leaves_before_the_body_is_read_gives_its_place_back_at_once() -> None:
-    async def body() -> None:
-        go_on = threading.Event()
-        executor = ArenaExecutor()
-        async with site(executor, model=Words) as here:
-            first = asyncio.ensure_future(off_loop(LONG_BODY + 1, go_on.wait))
-            await asyncio.sleep(0)
-            transport = here.connect()
-            transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
-            transport.abort()
-            await settled()
-            assert all(not block.shares for block in executor.blocks)
-            go_on.set()
-            await first
-            await settled()
-            assert not here.observer.dispatches and not transport.sent
-
-    run(body)
+        for path in ("/infer/vector", "/infer/vector/batch", "/v2/models/vector/infer", "/v2/repository/index"):
+            before = server.call(lambda: len(asyncio.all_tasks()))
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+            )
+            clients = [server.connect() for _ in range(5)]
+            for client in clients:
+                client.sendall(head.encode() + packed)
+            assert all(begun.acquire(timeout=60) for _ in range(2))
+            for client in clients:
+                client.close()
+            server.until(lambda before=before: len(asyncio.all_tasks()) <= before)  # type: ignore[misc]  # though the threads are at work
+            go_on.release(2)
+            assert all(ended.acquire(timeout=60) for _ in range(2))
+            assert not ended.acquire(blocking=False)
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
@@ -538,7 +500,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         offloading._threads.update(before)
 
 
-def test_a_refused_body_is_freed_in_the_thread() -> None:
+async def test_a_refused_body_is_freed_in_the_thread() -> None:
     """The traceback of an error holds the frames that raised it, and they hold what was decoded."""
 
     class Tree:
@@ -554,64 +516,49 @@ def test_a_refused_body_is_freed_in_the_thread() -> None:
         except ValueError:
             raise InvalidRequest("no") from None
 
-    async def main() -> None:
-        with pytest.raises(InvalidRequest):
-            await off_loop(1 << 20, read)
-
-    asyncio.run(main())
+    with pytest.raises(InvalidRequest):
+        await off_loop(1 << 20, read)
     assert freed == ["weir-read-long_0"]
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/msgpack"])
-def test_the_values_of_a_long_body_are_counted_in_a_thread(content_type: str) -> None:
+async def test_the_values_of_a_long_body_are_counted_in_a_thread(content_type: str) -> None:
     class Body(bytes):
         def __len__(self) -> int:
             return 2 * LONG_BODY
 
         def count(self, *_: Any) -> int:
-            counted.append(threading.current_thread().name)
+            counted.append(thread())
             return 1
 
     counted = list[str]()
-
-    async def main() -> None:
-        with Account(HttpSettings()).claim() as claim:
-            CLAIM.set(claim)
-            await parsed(Body(b"\x90"), lambda: None, content_type)
-
-    asyncio.run(main())
+    with Account(HttpSettings()).claim() as claim:
+        CLAIM.set(claim)
+        await parsed(Body(b"\x90"), lambda: None, content_type)
     assert "MainThread" not in counted
     assert content_type != "application/json" or len(counted) == 4
 
 
-def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:
+async def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:
     body = b"[" + b"[]," * LONG_BODY + b"[]]"
-    held = list[int]()
+    account = Account(HttpSettings(max_waiting_bytes=100 * len(body)))
 
     def refused() -> None:
         pytest.fail("it has no room")
 
-    async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=100 * len(body)))
-        with account.claim() as claim:
-            token = CLAIM.set(claim)
-            held.append(await parsed(body, lambda: account.total_bytes))
-            assert account.total_bytes == 0
-            assert await parsed(b"[1]", lambda: account.total_bytes) == 0
-            with pytest.raises(
-                TooLarge, match=f"a body of {12 * len(body)} bytes and its values take .*max_waiting_bytes"
-            ):
-                await parsed(body * 12, refused)
-            account.take(95 * len(body))
-            with pytest.raises(Overloaded, match=f"the values of a body of {len(body)} bytes.*max_waiting_bytes"):
-                await parsed(body, refused)
-            account.give(95 * len(body))
-            assert account.refused == 2
-            CLAIM.reset(token)
-
-    asyncio.run(main())
-    assert held == [json_bytes(body) // 4]
-    assert held[0] > 10 * len(body)
+    with account.claim() as claim:
+        CLAIM.set(claim)
+        held = await parsed(body, lambda: account.total_bytes)
+        assert held == json_bytes(body) // 4 > 10 * len(body)
+        assert account.total_bytes == 0
+        assert await parsed(b"[1]", lambda: account.total_bytes) == 0
+        with pytest.raises(TooLarge, match=f"a body of {12 * len(body)} bytes and its values take .*max_waiting_bytes"):
+            await parsed(body * 12, refused)
+        account.take(95 * len(body))
+        with pytest.raises(Overloaded, match=f"the values of a body of {len(body)} bytes.*max_waiting_bytes"):
+            await parsed(body, refused)
+        account.give(95 * len(body))
+    assert account.refused == 2
 
 
 def test_what_threads_read_leaves_less_room_for_others() -> None:

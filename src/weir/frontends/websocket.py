@@ -226,8 +226,10 @@ class Session:
             arrays = sum([each.array.nbytes for each in request.inputs])
             self._claim.take(arrays)
             size += arrays
-        except WeirError as error:
+        except BaseException as error:  # also where `_give_up` cancels the wait for room or for a thread
             self._claim.give(size)
+            if not isinstance(error, WeirError):
+                raise
             return await _id_of(message), error.with_traceback(None)
         self._begin(request, len(message), size)
         return None

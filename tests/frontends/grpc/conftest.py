@@ -18,7 +18,7 @@ INSIDE = {
     "test_deadlines_of_known_forms", "test_a_model_that_was_replaced_answers_by_its_own_rules",
     "test_unary_calls_streams_and_python_share_a_batch",
 }  # fmt: skip
-OVER_BOTH = {"test_inference", "test_inference_streaming", "test_services", "test_services_controlling"}
+OVER_BOTH = {"test_inference", "test_services"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
@@ -57,21 +59,27 @@ def item(document: bytes, model: str, id: str = "", **parameters: Any) -> Infere
     return InferenceRequest(model, [tensor], id=id, parameters=parameters)
 
 
+@dataclass
 class Rig:
-    """A running server, and a channel to it."""
+    """A running server of `service` and perhaps other models, and a channel to it. `observer` hears of models that were given as classes."""
 
-    def __init__(
-        self, registry: Registry, context: KserveContext, server: GrpcServer, channel: Any, fronts: FrontsServer | None
-    ) -> None:
-        self.registry = registry
-        self.context = context
-        self.server = server
-        self.channel = channel
-        self._fronts = fronts
+    registry: Registry
+    service: Service
+    observer: RecordingObserver
+    context: KserveContext
+    server: GrpcServer
+    channel: Any
+    fronts: FrontsServer | None
+
+    @property
+    def under_way(self) -> int:
+        """How many requests the first model has."""
+        state = self.service.state()
+        return int(state["waiting"]) + int(state["in_flight"])
 
     async def drain(self, seconds: float | None = None) -> bool:
         """Drain the server, and its fronts if it has some, as App does."""
-        frontends: list[Any] = [self.server] if self._fronts is None else [self._fronts, self.server]
+        frontends: list[Any] = [self.server] if self.fronts is None else [self.fronts, self.server]
         return all(await asyncio.gather(*[frontend.drain(seconds) for frontend in frontends]))
 
     async def call(self, call: str, /, *, service: str = INFERENCE, metadata: Any = None, **fields: Any) -> Any:
@@ -95,18 +103,21 @@ class Rig:
 
 @asynccontextmanager
 async def serving(
-    *services: Service, control: dict[str, Any] | None = None, http: dict[str, Any] | None = None,
+    *models: type[Model] | Service, executor: Any = "inline", control: dict[str, Any] | None = None, http: dict[str, Any] | None = None,
     credentials: Any = None, manager: Callable[[Registry], Manager] | None = None, allow_shared_memory: bool = False, **settings: Any,
 ) -> AsyncIterator[Rig]:  # fmt: skip
-    """Start `services` and a server of them on a free port; end them, whatever happens."""
-    http_settings = HttpSettings(**(http or {}))
-    registry = Registry(list(services))
+    """Start these models, or Double, and a server of them on a free port; end them, whatever happens."""
+    http_settings, observer = HttpSettings(**(http or {})), RecordingObserver()
+    services = [
+        each if isinstance(each, Service) else Service(each, executor=executor, observers=[observer])
+        for each in models or (Double,)
+    ]
+    registry = Registry(services)
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
     context = KserveContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
-    grpc_settings = GrpcSettings(grpc_port=0, **settings)
     kind: Any = DispatcherGrpc if CORE is FRONTS else GrpcServer
-    server = kind(context, grpc_settings, http_settings, Core if CORE is FRONTS else CORE)
+    server = kind(context, GrpcSettings(grpc_port=0, **settings), http_settings, Core if CORE is FRONTS else CORE)
     async with AsyncExitStack() as stack:
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)
@@ -118,7 +129,7 @@ async def serving(
             made = grpc.aio.secure_channel(f"localhost:{server.port}", credentials, options)
         else:
             made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
-        yield Rig(registry, context, server, await stack.enter_async_context(made), fronts)
+        yield Rig(registry, services[0], observer, context, server, await stack.enter_async_context(made), fronts)
 
 
 @asynccontextmanager
@@ -136,28 +147,12 @@ async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIter
         await http.stop()
 
 
-def run(
-    test: Callable[[Rig], Coroutine[Any, Any, None]], *models: type[Model], executor: Any = "inline", **options: Any
-) -> RecordingObserver:
-    """Run `test` against a server of these models, or Double; return what their observer has heard."""
-    observer = RecordingObserver()
-
-    async def main() -> None:
-        services = [Service(model, executor=executor, observers=[observer]) for model in models or (Double,)]
-        async with serving(*services, **options) as rig:
-            await asyncio.wait_for(test(rig), 60)
-
-    asyncio.run(main())
-    return observer
-
-
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return the code and the text that a call ends with."""
-    try:
+async def refuses(call: Any, code: grpc.StatusCode, text: str = "") -> None:
+    """Check that a call ends with `code`, and with a text in which the pattern `text` is found."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
-    except grpc.aio.AioRpcError as error:
-        return error.code(), error.details() or ""
-    raise AssertionError("it was not refused")
+    details = refused.value.details() or ""
+    assert (refused.value.code(), bool(re.search(text, details, re.DOTALL))) == (code, True), details
 
 
 # HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and flags.

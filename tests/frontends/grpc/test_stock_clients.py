@@ -21,13 +21,15 @@ MODELS = (
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with Served(*MODELS, "--grpc-port", "0", "--allow-shared-memory") as served:
-        found = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
-        served.until_ready()
-        yield found
+        yield served.until_grpc().until_ready().grpc
+
+
+def check_client(client: str, address: str) -> None:
+    command = [sys.executable, "-W", "ignore", str(CLIENTS / client), address]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("client", ["standard.py", "triton.py", "triton_aio.py", "kserve_client.py"])
 def test_client(address: str, client: str) -> None:
-    command = [sys.executable, "-W", "ignore", str(CLIENTS / client), address]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert run.returncode == 0, run.stderr
+    check_client(client, address)

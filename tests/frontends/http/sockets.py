@@ -85,5 +85,6 @@ class Client:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return when `condition`, asked in each turn of the loop, holds."""
-    while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
-        await asyncio.sleep(0)
+    async with asyncio.timeout(100):
+        while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
+            await asyncio.sleep(0)

@@ -1,17 +1,19 @@
 """Triton's own client and its shared memory, with a real server process."""
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.served import Served, serving
+from tests.fronts.kit import Gate
+from tests.served import Served
 from tritonclient.utils import InferenceServerException, shared_memory
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -26,15 +28,24 @@ def stock(address: str) -> Iterator[triton.InferenceServerClient]:
         client.unregister_system_shared_memory()
 
 
+@contextmanager
+def region(name: str, size: int) -> Iterator[tuple[str, Any]]:
+    """Give the key of shared memory and what Triton's client calls it by."""
+    key = f"region_test_{uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region(name, key, size)
+    try:
+        yield key, handle
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
 def tensors() -> list[triton.InferInput]:
     """Return the inputs of `simple`, their values elsewhere."""
     return [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
 
 
 def test_inputs_and_outputs_in_regions(stock: triton.InferenceServerClient) -> None:
-    key = f"region_test_{uuid4().hex}"
-    handle = shared_memory.create_shared_memory_region("region", key, 256)
-    try:
+    with region("region", 256) as (key, handle):
         shared_memory.set_shared_memory_region(handle, [FIRST, SECOND])
         stock.register_system_shared_memory("region", key, 256)
         assert stock.get_system_shared_memory_status("region") == stock.get_system_shared_memory_status()
@@ -50,20 +61,19 @@ def test_inputs_and_outputs_in_regions(stock: triton.InferenceServerClient) -> N
         np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), FIRST - SECOND)
         stock.unregister_system_shared_memory("region")
         assert stock.get_system_shared_memory_status() == []
-    finally:
-        shared_memory.destroy_shared_memory_region(handle)
 
 
 def test_what_is_wrong_is_named(stock: triton.InferenceServerClient) -> None:
     inputs = tensors()
     inputs[0].set_shared_memory("nowhere", 64)
     inputs[1].set_data_from_numpy(SECOND)
-    with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'nowhere'"):
-        stock.infer("simple", inputs)
-    with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'nowhere'"):
-        stock.get_system_shared_memory_status("nowhere")
-    with pytest.raises(InferenceServerException, match="Unable to open shared memory region: 'r'"):
-        stock.register_system_shared_memory("r", f"region_absent_{uuid4().hex}", 64)
+    for call, *arguments, region in (
+        (stock.infer, "simple", inputs, "find shared memory region: 'nowhere'"),
+        (stock.get_system_shared_memory_status, "nowhere", "find shared memory region: 'nowhere'"),
+        (stock.register_system_shared_memory, "r", "region_absent", 64, "open shared memory region: 'r'"),
+    ):
+        with pytest.raises(InferenceServerException, match=f"Unable to {region}"):
+            call(*arguments)
 
 
 def test_pages_in_a_browser_and_proxies_may_not(client: httpx.Client) -> None:
@@ -72,21 +82,11 @@ def test_pages_in_a_browser_and_proxies_may_not(client: httpx.Client) -> None:
         assert (answer.status_code, list(answer.json())) == (403, ["error"])
 
 
-def test_it_is_off_unless_allowed() -> None:
-    with Served("examples.square:Square") as served:
-        served.until_ready()
-        answer = httpx.get(served.url + "/v2/systemsharedmemory/status")
-        assert answer.status_code == 403 and "--allow-shared-memory" in answer.json()["error"]
-        assert "system_shared_memory" not in httpx.get(served.url + "/v2").json()["extensions"]
-
-
 def test_what_lies_in_a_region_has_no_bytes_in_the_body(
     client: httpx.Client, stock: triton.InferenceServerClient
 ) -> None:
     """Triton's C++ client reads how many from the parameters of every output that has any."""
-    key = f"region_test_{uuid4().hex}"
-    handle = shared_memory.create_shared_memory_region("sizes", key, 128)
-    try:
+    with region("sizes", 128) as (key, handle):
         stock.register_system_shared_memory("sizes", key, 128)
         given = [
             {"name": name, "shape": [1, 16], "datatype": "INT32", "data": array.tolist()}
@@ -102,46 +102,30 @@ def test_what_lies_in_a_region_has_no_bytes_in_the_body(
         np.testing.assert_array_equal(np.frombuffer(answer.content[length:], np.int32), (FIRST - SECOND)[0])
         there = shared_memory.get_contents_as_numpy(handle, np.int32, [1, 16])
         np.testing.assert_array_equal(there, FIRST + SECOND)
-    finally:
-        stock.unregister_system_shared_memory()
-        shared_memory.destroy_shared_memory_region(handle)
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path, times: int) -> None:
+def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path) -> None:
     """Also where the header has come before, and is known."""
-    begun, gate = tmp_path / "begun", tmp_path / "gate"
-    for pipe in (begun, gate):
-        os.mkfifo(pipe)
-    config = tmp_path / "weir.toml"
-    model = Path(__file__).parent / "models.py"
-    params = f'{{ begun = "{begun}", gate = "{gate}" }}'
-    config.write_text(f'[models.gated]\ntarget = "{model}:Gated"\nparams = {params}\n')
-    key = f"region_test_{uuid4().hex}"
-    handle = shared_memory.create_shared_memory_region("gone", key, 64)
-    try:
-        with (
-            serving("--config", config, "--allow-shared-memory") as (served, _),
-            ThreadPoolExecutor(1) as pool,
-            own_client(served) as own,
-        ):
-            for _ in range(times):
-                own.register_system_shared_memory("gone", key, 64)
-                given, wanted = triton.InferInput("x", [1, 2], "FP32"), triton.InferRequestedOutput("y")
-                given.set_data_from_numpy(np.array([[3, 4]], np.float32))
-                wanted.set_shared_memory("gone", 8, offset=8)
-                answer = pool.submit(own_client(served).infer, "gated", [given], outputs=[wanted])
-                assert begun.read_text() == "begun"
-                own.unregister_system_shared_memory("gone")
-                gate.write_text("go on")
-                answer.result(60)
-                there = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset=8)
-                assert there.tolist() == [[6, 8]]
-                assert own.get_system_shared_memory_status() == []
-    finally:
-        shared_memory.destroy_shared_memory_region(handle)
-
-
-def own_client(served: Served) -> triton.InferenceServerClient:
-    """Return a client of its own for a thread."""
-    return triton.InferenceServerClient(served.url.removeprefix("http://"))
+    gate, config = Gate(tmp_path), tmp_path / "weir.toml"
+    params = f'{{ begun = "{gate.begun}", gate = "{gate.gate}" }}'
+    config.write_text(f'[models.gated]\ntarget = "{Path(__file__).parent}/models.py:Gated"\nparams = {params}\n')
+    with (
+        region("gone", 64) as (key, handle),
+        Served("--config", config, "--allow-shared-memory") as served,
+        ThreadPoolExecutor(1) as pool,
+        triton.InferenceServerClient(served.until_ready().url.removeprefix("http://")) as own,
+    ):
+        for _ in range(3):
+            own.register_system_shared_memory("gone", key, 64)
+            given, wanted = triton.InferInput("x", [1, 2], "FP32"), triton.InferRequestedOutput("y")
+            given.set_data_from_numpy(np.array([[3, 4]], np.float32))
+            wanted.set_shared_memory("gone", 8, offset=8)
+            other = triton.InferenceServerClient(served.url.removeprefix("http://"))  # for the thread
+            answer = pool.submit(other.infer, "gated", [given], outputs=[wanted])
+            assert gate.begun.read_text() == "begun"
+            own.unregister_system_shared_memory("gone")
+            gate.open()
+            answer.result(60)
+            there = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset=8)
+            assert there.tolist() == [[6, 8]]
+            assert own.get_system_shared_memory_status() == []

@@ -98,6 +98,12 @@ def test_one_answer_is_refused_here_and_streams_of_one_are_fine(streaming: httpx
     assert config["model_transaction_policy"] == {"decoupled": True}
 
 
+def test_shared_memory_is_off_unless_allowed(streaming: httpx.Client) -> None:
+    answer = streaming.get("/v2/systemsharedmemory/status")
+    assert answer.status_code == 403 and "--allow-shared-memory" in answer.json()["error"]
+    assert "system_shared_memory" not in streaming.get("/v2").json()["extensions"]
+
+
 def test_who_leaves_ends_his_part(streaming: httpx.Client) -> None:
     with streaming.stream("POST", "/v2/models/ticking/infer_stream", json={"inputs": [item("go")]}) as response:
         next(response.iter_raw())
