@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.served import MODELS, Served
 
 from weir.catalog.registry import Registry
@@ -51,13 +52,8 @@ CONTEXT = FrontendContext(Registry([]), Settings(), [])
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints(
-        EntryPoint(name, f"{__name__}:{target}", group)
-        for name, target, group in (
-            ("hatch", "hatch", "weir.frontends"), ("jammed", "jammed", "weir.frontends"),
-            ("broken", "nothing", "weir.frontends"),
-        )
-    )  # fmt: skip
+    targets = {"hatch": "hatch", "jammed": "jammed", "broken": "nothing"}.items()
+    points = EntryPoints(EntryPoint(name, f"{__name__}:{target}", "weir.frontends") for name, target in targets)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.select(group=group))
 
 
@@ -70,28 +66,23 @@ def test_a_frontend_without_keys_is_refused_where_the_server_has_one(monkeypatch
     assert len(open_frontends({"hatch": 1}, keyed)) == 1
 
 
-def test_each_is_made_with_its_options() -> None:
+def test_each_is_made_with_its_options_or_switched_off_by_them() -> None:
     (made,) = open_frontends({"hatch": {"port": 3}}, CONTEXT)
     assert isinstance(made, Hatch) and made.options == {"port": 3}
-
-
-def test_one_may_be_switched_off_by_its_options() -> None:
     assert open_frontends({"hatch": ""}, CONTEXT) == []
 
 
-def test_a_name_that_nobody_brings_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"unknown frontend 'gate'; available: broken, hatch, jammed"):
-        open_frontends({"gate": 1}, CONTEXT)
-
-
-def test_what_a_factory_says_is_passed_on() -> None:
-    with pytest.raises(SettingsError, match="hatch=5: must be open"):
-        open_frontends({"jammed": 5}, CONTEXT)
-
-
-def test_one_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"frontend='broken': .*:nothing: AttributeError"):
-        open_frontends({"broken": 5}, CONTEXT)
+@subcases(
+    ("name", "refusal"),
+    [
+        ("gate", r"unknown frontend 'gate'; available: broken, hatch, jammed"),
+        ("jammed", "hatch=5: must be open"),  # what a factory says is passed on
+        ("broken", r"frontend='broken': .*:nothing: AttributeError"),
+    ],
+)
+def test_what_cannot_be_made_is_named(name: str, refusal: str) -> None:
+    with pytest.raises(SettingsError, match=refusal):
+        open_frontends({name: 5}, CONTEXT)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -55,7 +56,7 @@ class Caller:
         self.socket = socket.create_connection((host, int(port)), timeout=200)
         if scheme == "https":
             self.socket = TLS.wrap_socket(self.socket, server_hostname=host, session=session)
-        self._rest = b""
+        self._file = BufferedReader(socket.SocketIO(self.socket, "r"))  # does not keep it open, as a file would
 
     def __enter__(self) -> Self:
         return self
@@ -72,17 +73,18 @@ class Caller:
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of the next response; status 0 if the server has closed the connection."""
-        while b"\r\n\r\n" not in self._rest:
-            if not self._receive():
-                return 0, {}, self._rest
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        try:
+            first = self._file.readline()
+        except LOST:
+            first = b""
+        if not first.endswith(b"\n"):
+            return 0, {}, first
+        lines = [line.decode().partition(":") for line in iter(self._file.readline, b"\r\n")]
+        headers = {name.lower(): value.strip() for name, _, value in lines}
         length = int(headers.get("content-length", 0))
-        while len(self._rest) < length:
-            if not self._receive():
-                raise ConnectionResetError("the response ends early")
-        body, self._rest = self._rest[:length], self._rest[length:]
+        body = self._file.read(length)
+        if len(body) < length:
+            raise ConnectionResetError("the response ends early")
         return int(first.split()[1]), headers, body
 
     def call(self, path: str, body: bytes = b"", method: str = "POST", headers: str = "") -> tuple[int, bytes]:
@@ -97,14 +99,6 @@ class Caller:
         if status == 0:
             raise ConnectionResetError("no response")
         return status, answered
-
-    def _receive(self) -> bool:
-        try:
-            data = self.socket.recv(1 << 16)
-        except LOST:
-            return False
-        self._rest += data
-        return bool(data)
 
 
 def squares_around_a_page(url: str) -> list[bytes]:

@@ -50,17 +50,13 @@ CALLS = {
     "items": (INFER, tensors("square", of_objects(b"3", b"4"), "BYTES")),
     "measured items": (INFER, tensors("measured", of_objects(b"3"), "BYTES")),
     "a stream's model": (INFER, tensors("counts", of_objects(b"3"), "BYTES")),
-    "another datatype": (INFER, tensors("add", ROWS.astype("<f8"), "FP64")),
     "an unknown model": (INFER, tensors("none", ROWS)),
     "an unknown version": (INFER, tensors("add", ROWS, version="7")),
     "no message": (INFER, b"\xff\xff"),
-    "nothing": (INFER, b""),
     "an unknown method": ("/inference.GRPCInferenceService/Nothing", b""),
     "readiness": ("/inference.GRPCInferenceService/ServerReady", b""),
-    "the index": ("/inference.GRPCInferenceService/RepositoryIndex", b""),
     "metadata": ("/inference.GRPCInferenceService/ModelMetadata", b"\x0a\x03add"),
     "shared memory": ("/inference.GRPCInferenceService/SystemSharedMemoryStatus", b""),
-    "trace settings": ("/inference.GRPCInferenceService/TraceSetting", b""),
     "health": ("/grpc.health.v1.Health/Check", b""),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 from tests.frontends.http.fast.kit import Square, squared
+from tests.frontends.http.sockets import until
 from tests.served import still_running
 
 from weir.catalog.registry import Registry
@@ -52,8 +53,7 @@ async def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) 
             while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
                 await asyncio.sleep(0)
             server.sweep()
-        while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+        await until(lambda: len(server.fronts) == 2)
         assert works in [each.pid for each in server.fronts]
         assert not await asyncio.to_thread(still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else [])
     assert "it has not reported for 10 s" in caplog.text
@@ -77,8 +77,7 @@ async def test_a_front_is_replaced_once_there_are_descriptors_again(
             while len(refusals) < 3:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(ask, server.address, 40) == [200] * 40
-        while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+        await until(lambda: len(server.fronts) == 2)
     assert "front 0 cannot start now, and is tried again: [Errno 24] Too many open files" in caplog.text
 
 
@@ -87,8 +86,11 @@ def ask(url: str, times: int) -> list[int]:
     return [httpx.get(f"{url}/health/live", timeout=60.0).status_code for _ in range(times)]
 
 
-@pytest.mark.parametrize("at_first", [True, False], ids=["at the start of the server", "as a replacement"])
-def test_a_front_that_ends_before_it_listens_is_replaced_once(monkeypatch: pytest.MonkeyPatch, at_first: bool) -> None:
+@pytest.mark.parametrize("early", [1, 2], ids=["at the start of the server", "as a replacement"])
+async def test_a_front_that_ends_before_it_listens_is_replaced_once(
+    monkeypatch: pytest.MonkeyPatch, early: int
+) -> None:
+    """It is the first or the second that is started."""
     pids: list[int] = []
     start = FrontProcesses.start
 
@@ -96,24 +98,17 @@ def test_a_front_that_ends_before_it_listens_is_replaced_once(monkeypatch: pytes
         made = await start(self, index)
         assert made is not None
         pids.append(made.process.pid)
-        if len(pids) == (1 if at_first else 2):
+        if len(pids) == early:
             os.kill(made.process.pid, signal.SIGKILL)
         return made
 
-    wanted = 2 if at_first else 3
-
-    async def main() -> None:
-        async with running_fronts(1) as server:
-            if not at_first:
-                os.kill(pids[0], signal.SIGKILL)
-            fronts = server._fronts
-            assert fronts is not None
-            listens = [each.front.listening for each in fronts._running.values()]
-            while len(pids) < wanted or not all(each.done() for each in listens):
-                await asyncio.sleep(0)
-                listens = [each.front.listening for each in fronts._running.values()]
-
     monkeypatch.setattr(FrontProcesses, "start", started)
     monkeypatch.setattr(fronts_server, "_SHORT_LIFE", 0.0)
-    asyncio.run(main())
-    assert len(pids) == wanted
+    async with running_fronts(1) as server:
+        if early == 2:
+            os.kill(pids[0], signal.SIGKILL)
+        running: Any = server._fronts
+        await until(
+            lambda: len(pids) > early and all(each.front.listening.done() for each in running._running.values())
+        )
+    assert len(pids) == early + 1

@@ -34,17 +34,10 @@ def received(reader: FrameReader[list[Any]], *frames: list[Any]) -> list[list[An
     return asyncio.run(main())
 
 
-def test_requests_of_frames_that_come_together_are_one_message() -> None:
-    first, second, third = (
-        Submit(4, 0, [1.0, 2.0], [b"a", b"b"]),
-        Submit(6, 0, [2.0], [b"c"]),
-        Submit(7, 0, [3.0], [b"d"]),
-    )
-    ((message,),) = received(reader_of_front(), [first], [second], [third])
+def test_frames_that_come_together_are_one_message() -> None:
+    requests = Submit(4, 0, [1.0, 2.0], [b"a", b"b"]), Submit(6, 0, [2.0], [b"c"]), Submit(7, 0, [3.0], [b"d"])
+    ((message,),) = received(reader_of_front(), *[[each] for each in requests])
     assert message == Submit(4, 0, [1.0, 2.0, 2.0, 3.0], [b"a", b"b", b"c", b"d"])
-
-
-def test_responses_of_frames_that_come_together_are_one_message() -> None:
     frames = [PlainOutputs([1, 3], [b"1", b"9"])], [PlainOutputs([2], [b"4"])]
     assert received(reader_of_dispatcher(), *frames) == [[PlainOutputs([1, 3, 2], [b"1", b"9", b"4"])]]
 

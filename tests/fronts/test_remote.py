@@ -14,16 +14,13 @@ from weir.fronts.messages import (
     Link,
     PlainOutputs,
     RequestForm,
-    SentPlace,
     Submit,
     reader_of_dispatcher,
     reader_of_front,
 )
-from weir.fronts.places import LentPlace, MemoryReceiver, OutputReader
-from weir.fronts.remote import HandedOver, Requests
+from weir.fronts.places import MemoryReceiver, OutputReader
+from weir.fronts.remote import Requests
 from weir.messages import JSON
-from weir.wire.inference import ArenaArrays
-from weir.wire.tensors import pack
 
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:
@@ -71,53 +68,6 @@ def test_others_have_a_message_of_their_own(second: dict[str, Any]) -> None:
     assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
 
 
-def test_large_bodies_of_a_turn_are_one_message() -> None:
-    def place(offset: int) -> LentPlace:
-        return LentPlace(SimpleNamespace(), offset, 64 << 10, memoryview(bytes(40_000)), 0)  # type: ignore[arg-type]  # not used
-
-    def act(requests: Requests) -> None:
-        requests.submit(1, asked(place(0), 1.0))
-        requests.submit(1, asked(place(1 << 16), 2.0))
-        requests.submit(1, asked(b"a", 3.0))
-        requests.submit(1, asked(place(1 << 17), 4.0))
-
-    assert sent_by(act) == [
-        [Submit(0, 0, [1.0, 2.0, 3.0, 4.0], [SentPlace(0, 40_000), SentPlace(1 << 16, 40_000), b"a", SentPlace(1 << 17, 40_000)])]
-    ]  # fmt: skip
-
-
-def test_large_arrays_travel_in_places_once_there_is_one() -> None:
-    arrays = {"a": numpy.arange(30_000.0)}
-    memory = bytearray(1 << 18)
-
-    class Places:
-        asked: list[int] = []  # noqa: RUF012 - one test
-        room: LentPlace | None = None
-
-        def reserve(self, size_bytes: int) -> LentPlace | None:
-            return self.room and LentPlace(self, 0, 1 << 18, memoryview(memory)[:size_bytes], 0)  # type: ignore[arg-type]  # not used
-
-        def ask(self, size_bytes: int, answered: Any) -> None:
-            self.asked.append(size_bytes)
-
-    places: Any = Places()
-
-    def act(requests: Requests) -> None:
-        with pytest.raises(HandedOver):
-            requests.submit(1, asked(arrays, 1.0))
-        with pytest.raises(HandedOver):
-            requests.submit(1, asked(arrays, 1.0), places)
-        places.room = True
-        request = asked(arrays, 2.0)
-        requests.submit(1, request, places)
-        assert isinstance(request.payload, ArenaArrays)
-
-    size = len(pack(arrays))
-    assert sent_by(act) == [[Submit(0, 0, [2.0], [SentPlace(0, size)])]]
-    assert Places.asked == [size]
-    assert bytes(memory[:size]) == pack(arrays)
-
-
 def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
     def act(requests: Requests) -> None:
         first = asked(b"a", 1.0)
@@ -132,16 +82,6 @@ def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
         [Submit(0, 0, [1.0], [b"a"]), CallerLeft(0), Submit(1, 0, [2.0], [b"b"])],
         [Submit(2, 0, [3.0, 4.0], [b"c", b"d"])],
     ]
-
-
-def test_a_message_that_grows_over_the_size_of_a_frame_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.fronts.messages.FULL_FRAME", 3)
-
-    def act(requests: Requests) -> None:
-        for number in range(3):
-            requests.submit(1, asked(b"ab", float(number)))
-
-    assert [[len(submit.payloads) for submit in frame] for frame in sent_by(act)] == [[2], [1]]
 
 
 def ended_by(outputs: list[bytes], *asks: Any) -> None:

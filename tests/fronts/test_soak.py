@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metric, workers_of
+from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, workers_of
 from tests.served import Served, until
 
 ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
@@ -63,30 +63,3 @@ def test_kills_of_fronts_and_workers_leave_nothing_behind(more: tuple[str, ...])
         print(f"{sum(callers.answered)} answered; before {descriptors} descriptors, {memory} bytes; after {rest()}")
         until(lambda: rest()[0] <= descriptors)
         assert rest()[1] <= memory + MOST_GROWTH
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("more", [(), ENCRYPTED], ids=["plain", "TLS"])
-def test_connections_that_are_opened_and_closed_leave_nothing_behind(more: tuple[str, ...]) -> None:
-    with Served(SQUARE, "--fronts", 2, "--log-level", "error", *more) as served:
-        served.until_ready()
-        processes = [psutil.Process(served.process.pid), *fronts_of(served)]
-
-        def open_and_close(count: int) -> list[tuple[int, int]]:
-            """Open so many, of which every tenth asks, and every hundredth is handed over or relayed; return the figures of the processes."""
-            for index in range(count):
-                with Caller(served.url) as caller:
-                    if index % 10 == 0:
-                        assert is_squared(caller, index)
-                    if index % 100 == 0:
-                        assert caller.call("/models", method="GET")[0] == 200
-            until(lambda: metric(served, "weir_connections") == 1)
-            return [figures(each) for each in processes]
-
-        before = open_and_close(CONNECTIONS // 20)
-        after = open_and_close(CONNECTIONS)
-        print(f"{CONNECTIONS} connections: before {before}, after {after}")
-        for (descriptors, memory), (then, memory_then) in zip(before, after, strict=True):
-            assert then <= descriptors + 2  # the connection that asks for the metrics may count
-            assert memory_then <= memory + MOST_GROWTH

@@ -5,11 +5,9 @@ import json
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 from tests.frontends.grpc.kit import INFER, refuses, serving
@@ -22,24 +20,18 @@ from tests.frontends.websocket_kit import serving as serving_sockets
 from tests.protocols.kserve.models import Vector
 from tests.rings import subcases
 
-from weir.catalog.loading import ServiceMaker
-from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.catalog.repository.folder import read_config
-from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded, TooLarge
-from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, entries, offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, parsed, work_later
 from weir.protocols.response import compress, decompress
 from weir.serving.service import Service
-from weir.settings import read_model_table
 from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
-from weir.wire.values import decode_json, json_bytes
+from weir.wire.values import json_bytes
 from weir.wire.websocket import ErrorMessage, read_answer
 
 
@@ -261,29 +253,6 @@ async def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypa
 
 def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": shape, "data": data}
-
-
-async def test_calls_that_load_models_over_http_and_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.wire.kserve_json.decode_json", "weir.protocols.kserve_metadata.decode_json")
-    read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
-    model, make = (
-        ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"}),
-        ServiceMaker([]),
-    )
-    repository = TargetRepository([model], partial(read_config, read_settings=read_model_table))
-    config = '{"max_queue_size": 9' + " " * LONG_BODY + "}"
-    async with serving(make(model), manager=lambda registry: Manager(registry, repository, make)) as rig:
-        await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
-        assert rig.context.registry.get("double").facts.batching.max_queue_size == 9
-        transport = httpx.ASGITransport(make_app(rig.context))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            document = {"parameters": {"config": config.replace("9", "7")}}
-            answer = await client.post("/v2/repository/models/double/load", json=document)
-            assert answer.status_code == 200, answer.text
-            assert rig.context.registry.get("double").facts.batching.max_queue_size == 7
-            answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * LONG_BODY + "}")
-            assert [each["name"] for each in answer.json()] == ["double"]
-    assert len(read_in) == 4 and all(name.startswith("weir-read") for name in read_in)
 
 
 COUNT = 20_000
@@ -519,24 +488,6 @@ async def test_a_refused_body_is_freed_in_the_thread() -> None:
     with pytest.raises(InvalidRequest):
         await off_loop(1 << 20, read)
     assert freed == ["weir-read-long_0"]
-
-
-@pytest.mark.parametrize("content_type", ["application/json", "application/msgpack"])
-async def test_the_values_of_a_long_body_are_counted_in_a_thread(content_type: str) -> None:
-    class Body(bytes):
-        def __len__(self) -> int:
-            return 2 * LONG_BODY
-
-        def count(self, *_: Any) -> int:
-            counted.append(thread())
-            return 1
-
-    counted = list[str]()
-    with Account(HttpSettings()).claim() as claim:
-        CLAIM.set(claim)
-        await parsed(Body(b"\x90"), lambda: None, content_type)
-    assert "MainThread" not in counted
-    assert content_type != "application/json" or len(counted) == 4
 
 
 async def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:

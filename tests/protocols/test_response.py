@@ -43,6 +43,12 @@ class Ended(QueuedRequest):
         self.output, self.error = (None, end) if isinstance(end, errors.WeirError) else (end, None)
 
 
+class Own(Echo):
+    """What it takes goes before any other meaning of a type."""
+
+    content_types = ("application/x-www-form-urlencoded", "application/geo+json", "multipart/form-data")
+
+
 def read_head_of(model: Any, path: str = "/inference", **headers: str) -> RequestHead:
     registry = Registry([Service(model, executor=FakeExecutor())])
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -57,37 +63,30 @@ def answer_of(head: RequestHead, requests: list[Ended]) -> HttpResponse:
     return items_answer(head, response, response.write())
 
 
-def test_an_error_is_a_document() -> None:
+def shown(error: BaseException, **options: Any) -> Any:
+    """Return what is written for an error."""
+    return json.loads(error_answer(error, **options).body)["error"]
+
+
+def test_an_error_is_a_document_and_says_no_more_than_callers_may_know() -> None:
     answer = error_answer(errors.InvalidRequest("no", details=[1]), "square")
     assert (answer.status, answer.headers) == (400, [(b"content-type", b"application/json")])
-    assert json.loads(answer.body) == {
-        "error": {"type": "InvalidRequest", "message": "no", "model": "square", "details": [1]}
-    }
+    said = {"type": "InvalidRequest", "message": "no", "model": "square", "details": [1]}
+    assert json.loads(answer.body) == {"error": said}
+    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("no")).headers
+    error = errors.ModelError("it raised", details={"a": 1}, original_type="x.Y", remote_traceback="Traceback ...")
+    assert shown(error)["details"] == {"a": 1, "original_type": "x.Y"}
+    assert shown(error, development=True)["details"]["traceback"] == "Traceback ..."
+    ours = KeyError("secret")
+    assert error_answer(ours).status == 500 and b"secret" not in error_answer(ours).body
+    assert b"secret" in error_answer(ours, development=True).body
 
 
 @subcases(("wait", "header"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.1, b"2"), (40.0, b"40")])
 def test_retry_after_is_in_whole_seconds_and_exact_in_the_details(wait: float | None, header: bytes) -> None:
-    answer = error_answer(errors.Overloaded("full", retry_after=wait))
-    assert dict(answer.headers)[b"retry-after"] == header
-    assert json.loads(answer.body)["error"]["details"] == (None if wait is None else {"retry_after": wait})
-
-
-def test_a_call_without_the_key_learns_how_to_send_it() -> None:
-    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("no")).headers
-
-
-def test_a_models_error_tells_its_type_and_in_development_its_traceback() -> None:
-    error = errors.ModelError("it raised", details={"a": 1}, original_type="x.Y", remote_traceback="Traceback ...")
-    assert json.loads(error_answer(error).body)["error"]["details"] == {"a": 1, "original_type": "x.Y"}
-    shown = json.loads(error_answer(error, development=True).body)["error"]["details"]
-    assert shown["traceback"] == "Traceback ..."
-
-
-def test_a_strangers_exception_tells_nothing_unless_in_development() -> None:
-    error = KeyError("secret")
-    assert b"secret" not in error_answer(error).body
-    assert error_answer(error).status == 500
-    assert b"secret" in error_answer(error, development=True).body
+    error = errors.Overloaded("full", retry_after=wait)
+    assert dict(error_answer(error).headers)[b"retry-after"] == header
+    assert shown(error)["details"] == (None if wait is None else {"retry_after": wait})
 
 
 def itself() -> list[Any]:
@@ -120,28 +119,19 @@ def test_tensors_are_written_in_the_accepted_type() -> None:
     assert output_body(read_head_of(Add), arrays) == b'{"sum":[[1.5,2.0]]}'
     packed = output_body(read_head_of(Add, accept=MSGPACK), arrays)
     assert msgspec.msgpack.decode(packed) == {"sum": [[1.5, 2.0]]}
+    with pytest.raises(errors.ModelError, match="application/json"):  # which cannot say this
+        output_body(read_head_of(Add), {"sum": numpy.array([b"\xff"], object)})
 
 
-def test_tensors_that_json_cannot_say_are_the_models_error() -> None:
-    arrays = {"sum": numpy.array([b"\xff"], object)}
-    with pytest.raises(errors.ModelError, match="application/json"):
-        output_body(read_head_of(Add), arrays)
-
-
-def test_a_list_is_answered_item_by_item() -> None:
+def test_a_list_is_answered_item_by_item_unless_it_failed_as_a_whole() -> None:
     head = read_head_of(Echo, "/infer/echo/batch")
     together = Ended([b"1", errors.InvalidRequest("no")], kind=Kind.ITEMS)
-    alone = [Ended(b"1"), Ended(errors.InvalidRequest("no"))]
-    for requests in ([together], alone):
+    for requests in ([together], [Ended(b"1"), Ended(errors.InvalidRequest("no"))]):
         answer = answer_of(head, requests)
         assert answer.status == 200
         assert [item.get("code") for item in json.loads(answer.body)] == [None, 400]
-
-
-def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
-    late = Ended(errors.DeadlineExceeded("late"), kind=Kind.ITEMS)
     with pytest.raises(errors.DeadlineExceeded, match="late"):
-        answer_of(read_head_of(Echo, "/infer/echo/batch"), [late])
+        answer_of(head, [Ended(errors.DeadlineExceeded("late"), kind=Kind.ITEMS)])
 
 
 def test_what_the_errors_of_a_list_say_together_is_bounded() -> None:
@@ -191,7 +181,7 @@ def test_what_a_model_reads(model: type[Model], batch: bool, types: list[str]) -
     ("model", "sent", "preferred"),
     [
         (Echo, JSON, JSON), (Echo, MSGPACK, MSGPACK), (Echo, OCTETS, JSON), (Blob, OCTETS, OCTETS),
-        (Shout, "text/plain", "text/plain"), (Reader, "text/plain", JSON),
+        (Shout, "text/plain", "text/plain"), (Reader, "text/plain", JSON), (Own, "multipart/form-data; boundary=x", JSON),
     ],
 )  # fmt: skip
 def test_the_preferred_type_of_answers(model: type[Model], sent: str, preferred: str) -> None:
@@ -199,22 +189,21 @@ def test_the_preferred_type_of_answers(model: type[Model], sent: str, preferred:
 
 
 @subcases(
-    ("value", "meaning"),
+    ("model", "value", "meaning"),
     [
-        ("application/vnd.api+json", JSON), ("text/json", JSON), ("TEXT/PLAIN;charset=x", "text/plain"),
-        (" application/json ", JSON), ("application/x-msgpack", MSGPACK),
+        (Shout, "application/vnd.api+json", JSON),
+        (Shout, "text/json", JSON),
+        (Shout, "TEXT/PLAIN;charset=x", "text/plain"),
+        (Shout, " application/json ", JSON),
+        (Shout, "application/x-msgpack", MSGPACK),
+        (Own, "application/x-www-form-urlencoded", "application/x-www-form-urlencoded"),
+        (Own, "application/geo+json", "application/geo+json"),
+        (Own, 'Multipart/Form-Data; boundary="aB c"', 'multipart/form-data; boundary="aB c"'),
+        (Own, "multipart/form-data;", "multipart/form-data"),
     ],
-)  # fmt: skip
-def test_content_types(value: str, meaning: str) -> None:
-    assert content_type_of(value, Shout, False) == meaning
-
-
-def test_a_models_own_type_comes_before_any_other_meaning() -> None:
-    class Own(Echo):
-        content_types = ("application/x-www-form-urlencoded", "application/geo+json")
-
-    assert content_type_of("application/x-www-form-urlencoded", Own, False) == "application/x-www-form-urlencoded"
-    assert content_type_of("application/geo+json", Own, False) == "application/geo+json"
+)
+def test_content_types(model: type[Model], value: str, meaning: str) -> None:
+    assert content_type_of(value, model, False) == meaning
 
 
 @subcases(
@@ -236,20 +225,6 @@ def test_preferences_that_cannot_be_met(value: str) -> None:
         accept_of(value, [JSON])
 
 
-def test_weights() -> None:
+def test_weights_of_which_the_first_are_read() -> None:
     assert weighted("gzip;q=0.5, ZSTD ; q=1.0,br") == {"gzip": 0.5, "zstd": 1.0, "br": 1.0}
-
-
-def test_of_many_preferences_the_first_are_read() -> None:
     assert list(weighted(",".join(["a"] * 63 + ["b", "c"]))) == ["a", "b"]
-
-
-def test_a_multipart_type_keeps_its_boundary() -> None:
-    class Form(Echo):
-        content_types = ("multipart/form-data",)
-
-    assert (
-        content_type_of('Multipart/Form-Data; boundary="aB c"', Form, False) == 'multipart/form-data; boundary="aB c"'
-    )
-    assert content_type_of("multipart/form-data;", Form, False) == "multipart/form-data"
-    assert write_types(Form, False, "multipart/form-data; boundary=x")[0] == JSON

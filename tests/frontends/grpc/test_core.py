@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from msgspec.json import encode
 from tests.frontends.grpc.kit import FRONTS, INFER, PREFACE, Rig, item, make_request, refuses, serving
 from tests.frontends.http.sockets import until
 
@@ -20,7 +19,7 @@ from weir.errors import RequestTimeout, WeirError
 from weir.frontends.grpc import core as tested
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.call import cygrpc
-from weir.frontends.grpc.core import PATIENCE, Connected, Core, Intake, Unsent
+from weir.frontends.grpc.core import PATIENCE, Core, Intake, Unsent
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.testing import FakeClock, FakeExecutor
@@ -36,18 +35,6 @@ def bare_core() -> Any:
     return Core({}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0)
 
 
-def calling_soon(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], object]) -> None:
-    """Have `noted` called whenever a thread wakes the loop."""
-    wake = loop.call_soon_threadsafe
-
-    def woken(*arguments: Any) -> Any:
-        handle = wake(*arguments)
-        noted()
-        return handle
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", woken)
-
-
 @contextmanager
 def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.AbstractEventLoop, Any]]:
     """A server that was notified to end, and a loop that does not run but was notified of the first event. Such a server has an event for each
@@ -55,7 +42,14 @@ def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[as
     monkeypatch.setattr(tested, "_REQUESTED", requested)
     monkeypatch.setattr(tested, "_LOOP_LOOK_EVERY", 0.01)
     loop, notified = asyncio.new_event_loop(), threading.Event()
-    calling_soon(loop, monkeypatch, notified.set)
+    wake = loop.call_soon_threadsafe
+
+    def woken(*arguments: Any) -> Any:
+        handle = wake(*arguments)
+        notified.set()
+        return handle
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", woken)
 
     async def make() -> Any:
         core = bare_core()
@@ -129,20 +123,6 @@ async def scripted(*heard: Callable[[Any], object], entries: int = 0) -> AsyncIt
 async def test_an_event_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted(lambda event: 1 // 0):
         assert "could not be answered" in caplog.text
-
-
-async def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread waits while nothing happens; then the loop asks the queue itself until nothing more has happened."""
-    threads, wakes, again = list[str](), list[None](), asyncio.Event()
-    calling_soon(asyncio.get_running_loop(), monkeypatch, partial(wakes.append, None))
-    async with scripted(*[lambda event: threads.append(threading.current_thread().name)] * 500) as script:
-        assert len(wakes) == 1
-        while len(wakes) == 1:  # until the thread has the queue again, the loop hears of it without being woken
-            again.clear()
-            script.say(lambda event: again.set())
-            await again.wait()
-            await asyncio.sleep(0)
-    assert threads == ["MainThread"] * 500
 
 
 @pytest.mark.parametrize(("entries", "most"), [(0, 100), (100_000, 3)], ids=["", "with much metadata"])
@@ -301,35 +281,6 @@ async def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyP
         for _, writer in opened:
             writer.close()
         await until(lambda: account.connections == 1)
-
-
-def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, counted, servers, least = FakeClock(), [], [1], [0]
-    pages = {0: ["1", "5"], 6: ["9"], 10: []}
-
-    def page(server: int, start: int, most: int) -> bytes:
-        counted.append((server, start))
-        clock.advance(0.02)
-        return encode({"socketRef": [{"socketId": each} for each in pages[start]]} if pages[start] else {"end": True})
-
-    def listed(start: int) -> bytes:
-        return encode({"server": [{"ref": {"serverId": each}} for each in servers]})
-
-    monkeypatch.setattr("weir.frontends.grpc.core.cygrpc.channelz_get_servers", listed)
-    monkeypatch.setattr("weir.frontends.grpc.core.cygrpc.channelz_get_server_sockets", page)
-    connected = Connected(lambda: least[0], clock)
-    servers.append(2)
-    connected.begin()
-    assert connected() == 3
-    assert counted == [(2, 0), (2, 6), (2, 10)]
-    clock.advance(5.9)  # a hundred times what it took is not over
-    least[0] = 7
-    assert (connected(), len(counted)) == (7, 3)
-    clock.advance(0.2)
-    assert (connected(), len(counted)) == (7, 6)
-    unknown = Connected(lambda: 4, clock)
-    unknown.begin()  # none was made
-    assert (unknown(), len(counted)) == (4, 6)
 
 
 async def test_who_says_nothing_or_does_nothing_is_let_go() -> None:

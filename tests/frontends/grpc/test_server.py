@@ -38,7 +38,7 @@ from weir.catalog.registry import Registry
 from weir.errors import Cancelled, SettingsError
 from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.core import Core
-from weir.frontends.grpc.server import GrpcServer, channel_options
+from weir.frontends.grpc.server import GrpcServer
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.testing import FakeExecutor
@@ -127,16 +127,6 @@ async def test_tls_with_the_certificate_of_http() -> None:
         plain: Any = grpc.aio.insecure_channel(f"127.0.0.1:{rig.server.port}")
         async with plain:
             await refuses(plain.unary_unary(INFER)(write_request(make_request())), Code.UNAVAILABLE)
-
-
-def test_the_options_that_grpc_gets() -> None:
-    settings = GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0)
-    http = HttpSettings(idle_timeout=4.0, header_timeout=3.0, max_header_size=5000)
-    assert dict(channel_options(settings, http, 9)).items() >= {
-        "grpc.max_allowed_incoming_connections": 9, "grpc.max_receive_message_length": 7, "grpc.keepalive_time_ms": 2500,
-        "grpc.keepalive_timeout_ms": 1000, "grpc.so_reuseport": 0, "grpc.max_connection_idle_ms": 4000,
-        "grpc.server_handshake_timeout_ms": 3000, "grpc.absolute_max_metadata_size": 5000,
-    }.items()  # fmt: skip
 
 
 async def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:

@@ -30,6 +30,6 @@ def check_client(client: str, address: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("client", ["standard.py", "triton.py", "triton_aio.py", "kserve_client.py"])
+@pytest.mark.parametrize("client", ["standard.py", "triton.py", "kserve_client.py"])
 def test_client(address: str, client: str) -> None:
     check_client(client, address)

@@ -1,14 +1,17 @@
-"""Run as a program: Triton's gRPC client, synchronous and streaming, against the server whose address is given.
+"""Run as a program: Triton's gRPC clients, synchronous, streaming and asyncio, against the server whose address is given.
 
 The clients of Triton and KServe cannot be loaded by one process, so each has a program of its own.
 """
 
+import asyncio
 import queue
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as memory
 
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -50,23 +53,21 @@ def inferred(client: Any) -> None:
     assert failed is None and result.as_numpy("OUTPUT0") is not None
 
 
+def refuses(call: Any, status: str, text: str) -> None:
+    """Check the status and the text of the error of a call."""
+    try:
+        call()
+    except triton.InferenceServerException as error:
+        assert error.status() == f"StatusCode.{status}" and text in error.message(), error
+    else:
+        raise AssertionError("it was not refused")
+
+
 def refused(client: Any) -> None:
     """Errors have their codes and texts."""
-    for model, tensors, status, message in (
-        ("nope", inputs(ROW), "StatusCode.NOT_FOUND", "Request for unknown model: 'nope'"),
-        (
-            "simple",
-            inputs(np.zeros((1, 1_000_000), np.float32), "FP32"),
-            "StatusCode.INVALID_ARGUMENT",
-            "tensor 'INPUT0'",
-        ),
-    ):
-        try:
-            client.infer(model, tensors)
-        except triton.InferenceServerException as error:
-            assert error.status() == status and message in error.message(), error
-        else:
-            raise AssertionError(f"{model} was not refused")
+    large = inputs(np.zeros((1, 1_000_000), np.float32), "FP32")
+    refuses(lambda: client.infer("nope", inputs(ROW)), "NOT_FOUND", "Request for unknown model: 'nope'")
+    refuses(lambda: client.infer("simple", large), "INVALID_ARGUMENT", "tensor 'INPUT0'")
 
 
 def streamed(client: Any) -> None:
@@ -126,15 +127,27 @@ def changed(client: Any) -> None:
     assert not client.is_model_ready("simplestring")
     client.load_model("simplestring", config='{"max_batch_size": 3}')
     assert client.get_model_config("simplestring").config.max_batch_size == 3
-    try:
-        client.load_model("nope")
-    except triton.InferenceServerException as error:
-        assert error.status() == "StatusCode.NOT_FOUND", error
-    else:
-        raise AssertionError("it was not refused")
+    refuses(lambda: client.load_model("nope"), "NOT_FOUND", "nope")
+
+
+async def concurrently(address: str) -> None:
+    """Many calls, and a stream, with the asyncio client."""
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number in range(5):
+            yield {"model_name": "simple", "inputs": inputs(ROW), "request_id": str(number)}
+
+    async with triton_aio.InferenceServerClient(address) as client:
+        assert await client.is_server_live() and await client.is_model_ready("simple")
+        assert (await client.get_server_metadata()).name == "weir"
+        results = await asyncio.gather(*[client.infer("simple", inputs(ROW)) for _ in range(20)])
+        assert all((result.as_numpy("OUTPUT0") == 2 * ROW).all() for result in results)
+        found = [answer async for answer in client.stream_infer(requests())]
+        assert {result.get_response().id for result, error in found if error is None} == set("01234")
 
 
 if __name__ == "__main__":
+    asyncio.run(concurrently(sys.argv[1]))
     with triton.InferenceServerClient(sys.argv[1]) as made:
         for part in (shown, inferred, refused, streamed, shared, changed):
             part(made)
