@@ -79,8 +79,10 @@ class Caller:
             first = b""
         if not first.endswith(b"\n"):
             return 0, {}, first
-        lines = [line.decode().partition(":") for line in iter(self._file.readline, b"\r\n")]
-        headers = {name.lower(): value.strip() for name, _, value in lines}
+        headers = {}
+        while (line := self._file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
         length = int(headers.get("content-length", 0))
         body = self._file.read(length)
         if len(body) < length:

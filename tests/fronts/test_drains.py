@@ -95,11 +95,7 @@ def by_client(client: Client) -> Iterator[Ask]:
     def ask(number: int) -> int:
         try:
             found = client.infer("tensors", {"number": numpy.array([number])})
-        except (
-            ConnectionLost,
-            Unreachable,
-            Cancelled,
-        ) as error:  # gRPC cancels what arrives while it closes a connection
+        except (ConnectionLost, Unreachable, Cancelled) as error:  # the last one as gRPC closes a connection
             raise Closed from error
         except CapacityError as error:
             raise Refused from error

@@ -23,6 +23,8 @@ from tests.fronts.kit import (
     calling,
     connections_of,
     fronts_of,
+    get,
+    is_squared,
     limit_descriptors,
     metric,
     outcomes,
@@ -193,23 +195,16 @@ def test_metrics_show_each_front(served: Served) -> None:
 
 
 def test_the_dashboard_has_a_row_for_each_front(served: Served) -> None:
+    def rows() -> dict[int, Any]:
+        return {each["pid"]: each for each in json.loads(get(served, "/dashboard/data"))["now"]["fronts"]}
+
     first, second = fronts_of(served)
-    with calling(served, first) as caller, Caller(served.url) as watching:
-
-        def rows() -> dict[int, Any]:
-            shown = json.loads(watching.call("/dashboard/data", method="GET")[1])["now"]["fronts"]
-            return {each["pid"]: each for each in shown}
-
-        def worked() -> bool:
-            assert caller.call("/infer/square", b"3") == (200, b"9")
-            return bool(rows()[first.pid]["cpu"] > 0)
-
-        until(worked)  # a front that has just started may have used less than the kernel counts
-        # The connections of former tests are closed, and no request is under way in what was sampled.
+    with calling(served, first) as caller:
+        # A front that has just started may have used less than the kernel counts, and former tests may have connections.
+        until(lambda: is_squared(caller, 3) and rows()[first.pid]["cpu"] > 0)
         until(lambda: [rows()[first.pid][each] for each in ("connections", "requests")] == [1, 0])
-        assert rows().keys() == {first.pid, second.pid}
-        shown = rows()[first.pid]
-    assert shown["starts"] >= 1 and shown["memory_bytes"] > 1 << 20
+    assert rows().keys() == {first.pid, second.pid}
+    assert rows()[first.pid]["starts"] >= 1 and rows()[first.pid]["memory_bytes"] > 1 << 20
 
 
 def test_all_fronts_are_replaced_when_their_template_is_killed(served: Served) -> None:

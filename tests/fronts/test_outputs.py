@@ -163,14 +163,6 @@ async def test_outputs_that_a_front_has_not_read_leave_others_their_room() -> No
         third.release()
 
 
-async def test_a_front_that_ends_gives_all_back() -> None:
-    async with paired() as pair:
-        block = await pair.ask(b"1")
-        pair.side.close()
-        assert pair.held_bytes == 0
-        del block
-
-
 async def test_a_worker_that_ends_takes_no_output_with_it() -> None:
     async with paired() as pair:
         block = await pair.ask(b"1")

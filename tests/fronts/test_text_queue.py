@@ -87,7 +87,7 @@ async def test_every_end_of_a_text_ends_its_turn() -> None:
         assert product.under_way == []
 
 
-async def test_a_front_may_send_requests_beside_more_texts_than_it_can_have_connections() -> None:
+async def test_more_texts_than_a_front_can_have_connections_hinder_no_requests() -> None:
     plain = RequestForm(1, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
 
     executor = FakeExecutor()

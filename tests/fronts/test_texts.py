@@ -200,7 +200,7 @@ def until_waiting(served: Served, count: int) -> None:
     until(lambda: metric(served, "weir_waiting_requests", model="small") == count)
 
 
-def test_texts_of_all_fronts_wait_in_one_queue_while_somebody_waits_for_them(folder: Path) -> None:
+def test_texts_of_all_fronts_wait_in_one_queue_until_nobody_wants_them(folder: Path) -> None:
     """The server computes one text at a time, while twelve wait."""
     with serving(folder, "--fronts", 2, "--max-queue-size", 12, "--max-batch-size", 1) as served, ExitStack() as stack:
         first, second = fronts_of(served)

@@ -93,8 +93,11 @@ def test_a_page_of_another_origin_cannot_use_the_password_that_the_browser_knows
 def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
     for make, rule in (
         (lambda: keyed(tmp_path, text), r"api_key_file=.*(must hold one or more keys|line 1: must be printable)"),
-        (lambda: AccessSettings(api_key=text), r"api_key: must be printable ASCII without spaces|api_key='': must not be empty"),
-    ):  # fmt: skip
+        (
+            lambda: AccessSettings(api_key=text),
+            r"api_key: must be printable ASCII without spaces|api_key='': must not be empty",
+        ),
+    ):
         with pytest.raises(SettingsError, match=rule) as refused:
             make()
         assert not text.strip() or text not in str(refused.value)
@@ -110,8 +113,10 @@ def test_settings_that_contradict_each_other_or_cannot_be_read(tmp_path: Path) -
 def test_no_message_and_no_repr_shows_it(tmp_path: Path) -> None:
     file = tmp_path / "weir.toml"
     for flags, environment, text in (
-        ({"api_key": [KEY, "again"]}, {}, ""), ({}, {"WEIR_API_KEY": f"{KEY} {KEY}"}, ""), ({}, {}, "api_key = 123454321"),
-    ):  # fmt: skip
+        ({"api_key": [KEY, "again"]}, {}, ""),
+        ({}, {"WEIR_API_KEY": f"{KEY} {KEY}"}, ""),
+        ({}, {}, "api_key = 123454321"),
+    ):
         file.write_text(text)
         with pytest.raises(SettingsError, match="not shown") as refused:
             read_settings(["a:B"], flags, environment, str(file))

@@ -58,7 +58,7 @@ def test_measured_items_of_a_list_are_requests_of_their_own_and_fail_alone() -> 
     assert isinstance(second, InvalidRequest)
 
 
-def test_tensors_become_arrays_whose_shapes_are_the_key_and_can_be_measured_too() -> None:
+def test_tensors_are_arrays_whose_shapes_are_the_key_and_can_be_measured() -> None:
     class Dear(Add):
         @classmethod
         def measure(cls, item: Any) -> Measure:
@@ -80,7 +80,7 @@ def test_tensors_become_arrays_whose_shapes_are_the_key_and_can_be_measured_too(
     assert (dear.rows, dear.cost, dear.key[0]) == (2, 10.0, "dear")
 
 
-def test_more_rows_than_the_line_holds_can_never_be_taken_and_an_empty_body_neither() -> None:
+def test_more_rows_than_the_line_holds_and_empty_bodies_are_refused() -> None:
     (most,) = item_entries(read_head_of(Echo, LIST), b"[" + b"1," * 1023 + b"1]")
     assert isinstance(most, QueueEntry) and most.rows == 1024
     with pytest.raises(TooLarge, match="max_queue_size"):
@@ -90,7 +90,7 @@ def test_more_rows_than_the_line_holds_can_never_be_taken_and_an_empty_body_neit
 
 
 @pytest.mark.parametrize(("model", "item"), [(Echo, b"1"), (Add, b'{"x": [[1, 2]]}'), (Words, b'"a"')])
-def test_a_list_that_can_never_fit_is_refused_before_its_items_are_looked_into(
+def test_a_list_that_can_never_fit_is_refused_before_its_items_are_read(
     model: Any, item: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each tensor was a request of its own, made on the event loop and held against nothing.

@@ -191,8 +191,13 @@ def test_priority_and_timeout() -> None:
     assert highest.priority > lower.priority > DEFAULT_SCHEDULE.priority
     assert schedule_of({"timeout": 250_000}).timeout == pytest.approx(0.25)
     for name, value in (
-        ("priority", 1.5), ("priority", True), ("priority", "x"), ("timeout", -1), ("timeout", 1 << 63), ("timeout", "9" * 30),
-    ):  # fmt: skip
+        ("priority", 1.5),
+        ("priority", True),
+        ("priority", "x"),
+        ("timeout", -1),
+        ("timeout", 1 << 63),
+        ("timeout", "9" * 30),
+    ):
         with pytest.raises(InvalidRequest, match=name):
             schedule_of({name: value})
     with pytest.raises(Unsupported, match="'sequence_id'=7"):
@@ -274,7 +279,7 @@ async def test_what_has_ended_is_freed_without_the_garbage_collector(
             await asyncio.sleep(0)
 
 
-async def test_one_item_is_read_as_its_model_takes_it_and_its_refusal_is_reported() -> None:
+async def test_one_item_is_read_as_its_model_takes_it_and_refusals_are_reported() -> None:
     async with serving(Words) as (service, observer):
         exchange = Exchange(service, frontend="lines")
         assert await exchange.infer_item(b'"a b"') == b'["a b","a b"]'

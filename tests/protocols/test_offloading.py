@@ -4,7 +4,8 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import Callable
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import grpc
@@ -135,46 +136,31 @@ async def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
     assert await ended is None
 
 
-def threads_of(functions: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the threads in which `functions` are called from now on, by the places where they are looked up."""
+def threads_of(monkeypatch: pytest.MonkeyPatch, *places: str) -> list[str]:
+    """Return the names of the threads in which the functions that are looked up in `places` are called from now on."""
     names: list[str] = []
 
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            names.append(thread())
-            return function(*args, **options)
+    def noted(function: Any, *args: Any, **options: Any) -> Any:
+        names.append(thread())
+        return function(*args, **options)
 
-        return call
-
-    for place, function in functions.items():
-        monkeypatch.setattr(place, noted(function))
+    for place in places:
+        monkeypatch.setattr(place, partial(noted, resolve_name(place)))
     return names
 
 
 @pytest.fixture
 def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the threads in which elements of tensors were written."""
-    return threads_of(
-        {
-            "weir.wire.kserve_json.write_json": tensors.write_json,
-            "weir.protocols.entries.to_text": tensors.to_text,
-            "weir.frontends.grpc.inference.write_response": kserve_grpc.write_response,
-        },
-        monkeypatch,
-    )
+    places = "wire.kserve_json.write_json", "protocols.entries.to_text", "frontends.grpc.inference.write_response"
+    return threads_of(monkeypatch, *[f"weir.{place}" for place in places])
 
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the threads in which elements of tensors were read."""
-    return threads_of(
-        {
-            "weir.wire.kserve_json.read_elements": tensors.read_elements,
-            "weir.wire.kserve_grpc.read_typed": kserve_grpc.read_typed,
-            "weir.protocols.entries.to_arrays": tensors.to_arrays,
-        },
-        monkeypatch,
-    )
+    places = "wire.kserve_json.read_elements", "wire.kserve_grpc.read_typed", "protocols.entries.to_arrays"
+    return threads_of(monkeypatch, *[f"weir.{place}" for place in places])
 
 
 @pytest.mark.parametrize("kind", SERVERS)
@@ -332,7 +318,7 @@ async def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(w
     assert not writers
 
 
-async def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(
+async def test_an_answer_of_grpc_that_its_thread_cannot_write_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*arguments: Any, **options: Any) -> bytes:

@@ -240,7 +240,7 @@ async def _burst(address: str, pid: int | None, calls: int, channels: int) -> di
     return dict(codes)
 
 
-async def test_a_call_whose_end_is_reported_after_the_server_stopped_does_no_harm() -> None:
+async def test_a_call_whose_end_is_reported_after_the_server_stopped_is_harmless() -> None:
     """The core aborts the process if an operation comes after its queue was shut; who watches is told of the end at that time."""
     (watch,) = [method for method in methods("grpc.health.v1.Health") if method.name == "Watch"]
     request = watch.request().SerializeToString()

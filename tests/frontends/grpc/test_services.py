@@ -77,16 +77,18 @@ async def test_metadata_and_hardware() -> None:
 
 async def test_statistics() -> None:
     async with versions() as rig:
-        for _ in range(3):
-            await rig.infer(make_request(model="m"))
+        wide = make_request(model="m")
+        wide.inputs[0].array = wide.inputs[0].array.repeat(5, axis=0)  # more rows than two batches have
+        for request in (make_request(model="m"), make_request(model="m"), wide):
+            await rig.infer(request)
         await refuses(rig.call("ModelInfer", model_name="m"), Code.INVALID_ARGUMENT)
         every = (await rig.call("ModelStatistics")).model_stats
         assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
         both = (await rig.call("ModelStatistics", name="m")).model_stats
-        assert [each.inference_count for each in both] == [0, 3]
+        assert [each.inference_count for each in both] == [0, 7]
         (one,) = (await rig.call("ModelStatistics", name="m", version="2")).model_stats
-        assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (3, 3, 1)
-        assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3)]
+        assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (5, 3, 1)
+        assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3), (2, 2)]
         assert one.inference_stats.queue.count == 3 and one.last_inference > 0
 
 
@@ -140,9 +142,11 @@ async def test_reflection(version: str) -> None:
         by_name = await send(file_by_filename="health.proto")
         assert len(by_name.file_descriptor_response.file_descriptor_proto) == 1
         for question in (
-            {"file_containing_symbol": "no.such.Thing"}, {"file_by_filename": "nothing.proto"},
-            {"all_extension_numbers_of_type": INFERENCE}, {},
-        ):  # fmt: skip
+            {"file_containing_symbol": "no.such.Thing"},
+            {"file_by_filename": "nothing.proto"},
+            {"all_extension_numbers_of_type": INFERENCE},
+            {},
+        ):
             assert (await send(**question)).error_response.error_code == Code.NOT_FOUND.value[0]
         await call.write(b"\xff\xff")
         assert await call.code() is Code.INVALID_ARGUMENT
@@ -169,8 +173,10 @@ async def test_models_of_the_repository_through_the_clients_of_each_product() ->
 
         mlservers = "inference.model_repository.ModelRepositoryService"
         for size, field, service in (
-            (7, "model_name", INFERENCE), (5, "repository_name", INFERENCE), (2, "model_name", mlservers),
-        ):  # fmt: skip
+            (7, "model_name", INFERENCE),
+            (5, "repository_name", INFERENCE),
+            (2, "model_name", mlservers),
+        ):
             named: Any = {field: "double", "service": service}
             assert await states(service=service) == [("double", "READY")]
             unloaded = await rig.call("RepositoryModelUnload", **named)

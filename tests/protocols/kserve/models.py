@@ -32,21 +32,6 @@ class Vector(Model):
         return {"sum": np.sum(batch["x"], axis=1, dtype=np.float32), "twice": batch["x"] * np.float32(2)}
 
 
-class Ledger(Model):
-    """Writes the number of rows of each batch into a file."""
-
-    inputs = (Tensor("x", "FP32", (-1, 1)),)
-    outputs = (Tensor("y", "FP32", (-1, 1)),)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def predict(self, batch: Any) -> Any:
-        with open(self.path, "a") as ledger:
-            ledger.write(f"{len(batch['x'])}\n")
-        return {"y": batch["x"]}
-
-
 class Gated(Model):
     """Says through a pipe that it has begun, waits at another, and doubles."""
 

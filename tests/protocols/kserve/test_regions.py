@@ -82,9 +82,12 @@ def test_what_lies_outside_of_a_region_is_not_read(regions: Regions) -> None:
     regions.register("r", "mine", 256, 512)
     regions.register("big", "mine", 0, SIZE)
     for name, offset, size, error in (
-        ("s", 0, 1, InvalidRequest), ("r", 0, 513, InvalidRequest), ("r", -1, 1, InvalidRequest),
-        ("r", 512, 1, InvalidRequest), ("big", 0, 1001, TooLarge),
-    ):  # fmt: skip
+        ("s", 0, 1, InvalidRequest),
+        ("r", 0, 513, InvalidRequest),
+        ("r", -1, 1, InvalidRequest),
+        ("r", 512, 1, InvalidRequest),
+        ("big", 0, 1001, TooLarge),
+    ):
         with pytest.raises(error, match=f"{name!r}"):
             regions.read(name, offset, size)
 
@@ -161,7 +164,7 @@ def test_who_may_not_does_not(regions: Regions) -> None:
         memory.hold(request)
 
 
-def test_a_region_that_is_unregistered_is_closed_when_its_last_request_ends(regions: Regions) -> None:
+def test_an_unregistered_region_is_closed_when_its_last_request_ends(regions: Regions) -> None:
     before = len(os.listdir("/proc/self/fd"))
     regions.register("r", "mine", 0, 512)
     request = InferenceRequest(
@@ -179,7 +182,7 @@ def test_a_region_that_is_unregistered_is_closed_when_its_last_request_ends(regi
     assert regions.status() == []
 
 
-def test_a_place_outside_of_a_region_is_refused_before_anything_is_computed(regions: Regions) -> None:
+def test_a_place_outside_of_a_region_is_refused_before_the_computation(regions: Regions) -> None:
     regions.register("r", "mine", 0, 16)
     place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 17}
     with pytest.raises(InvalidRequest, match="bytes 0 to 17 lie outside of its 16"):

@@ -69,6 +69,8 @@ def test_health_and_metadata(call: Both) -> None:
     assert (model["name"], model["platform"], model["versions"]) == ("simple", "python", [])
     assert model["inputs"] == [{"name": f"INPUT{i}", "datatype": "INT32", "shape": [-1, 16]} for i in (0, 1)]
     assert call("get_model_config", "simple")["max_batch_size"] == 64
+    [statistics] = call("get_inference_statistics", "vector")["model_stats"]
+    assert (statistics["name"], statistics["inference_stats"].keys() >= {"success", "fail"}) == ("vector", True)
 
 
 BINARY, JSON = inputs(FIRST, SECOND), inputs(FIRST, SECOND, binary=False)
@@ -77,9 +79,12 @@ BINARY, JSON = inputs(FIRST, SECOND), inputs(FIRST, SECOND, binary=False)
 @subcases("given", [BINARY, JSON, [BINARY[0], JSON[1]]])
 def test_infer(call: Both, given: list[Any]) -> None:
     for wanted in (
-        None, requested("OUTPUT0", "OUTPUT1"), requested("OUTPUT0", "OUTPUT1", binary=False),
-        [*requested("OUTPUT0"), *requested("OUTPUT1", binary=False)], requested("OUTPUT1"),
-    ):  # fmt: skip
+        None,
+        requested("OUTPUT0", "OUTPUT1"),
+        requested("OUTPUT0", "OUTPUT1", binary=False),
+        [*requested("OUTPUT0"), *requested("OUTPUT1", binary=False)],
+        requested("OUTPUT1"),
+    ):
         result = call("infer", "simple", given, outputs=wanted, request_id="r1")
         if wanted is None or len(wanted) == 2:
             np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), FIRST + SECOND)
