@@ -32,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: object, env: dict[str, str] | None = None) -> Iterator[Served]:
+def serving(folder: Path, *arguments: object) -> Iterator[Served]:
     models = (folder / "small", f"org/other={folder / 'plain'}")
     settings = ("--no-calibrate", "--threads", 1, "--workers", 1, "--device-map", "cpu", "--cache", folder / "cache")
-    with Served(*models, *settings, *arguments, command="embed serve", env=env) as running:
+    with Served(*models, *settings, *arguments, command="embed serve") as running:
         running.until_listening()
         if "--grpc-port" in arguments:
             running.until_grpc()

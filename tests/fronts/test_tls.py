@@ -31,28 +31,15 @@ from tests.served import Served, until
 from weir.client import GrpcClient, HttpClient, WebSocketClient
 
 ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
-ALL = [
-    SQUARE,
-    *[f"{MODELS}:{name}" for name in ("Add", "Mean", "Counts")],
-    *ENCRYPTED,
-    "--grpc-port",
-    0,
-    "--access-log",
-]
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
 LONG = json.dumps({"inputs": [{"name": "a", "shape": [1, 20_000], "datatype": "FP32", "data": [1.5] * 20_000}]}).encode()  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 2) as running:
+    models = (SQUARE, *[f"{MODELS}:{name}" for name in ("Add", "Mean", "Counts")])
+    with Served(*models, *ENCRYPTED, "--fronts", 2, "--grpc-port", 0, "--access-log") as running:
         running.grpc = running.until_logged(r"listening.*address=\S*?grpcs://(\S+:\d+)")[1]
-        yield running.until_ready()
-
-
-@pytest.fixture(scope="module")
-def single() -> Iterator[Served]:
-    with Served(*ALL, "--fronts", 1) as running:
         yield running.until_ready()
 
 
@@ -63,10 +50,8 @@ def single() -> Iterator[Served]:
         ("/infer/square", b" " * 600_000 + b"3", "Expect: 100-continue\r\n"),
         ("/infer/square", b"not json", ""),
         ("/infer/square/batch", b"[" + b" " * 600_000 + b"3]", ""),
-        ("/infer/square/batch", json.dumps(list(range(200_000))).encode(), ""),  # two megabytes come back
-        ("/infer/nothing", b"3", ""),
+        ("/infer/square/batch", json.dumps(list(range(100_000))).encode(), ""),  # more than a megabyte comes back
         ("/v2/models/mean/infer", LONG, ""),
-        ("/v2/repository/index", b"", ""),
     ],
 )
 def test_a_response_is_that_of_one_front(served: Served, single: Served, path: str, body: bytes, headers: str) -> None:

@@ -155,12 +155,5 @@ async def refuses(call: Any, code: grpc.StatusCode, text: str = "") -> None:
     assert (refused.value.code(), bool(re.search(text, details, re.DOTALL))) == (code, True), details
 
 
-# HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and flags.
+# HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-HEADERS, RST_STREAM, PING, GOAWAY, CONTINUATION = 1, 3, 6, 7, 9
-ACK, ENDS = 1, 1 | 4  # the latter: the head and the stream
-
-
-def http2_frame(kind: int, payload: bytes, *, stream: int = 0, flags: int = 0) -> bytes:
-    """Return a frame of a stream; 0 is the whole connection."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload

@@ -14,21 +14,7 @@ from typing import Any
 import grpc
 import numpy
 import pytest
-from tests.frontends.grpc.kit import (
-    ACK,
-    CONTINUATION,
-    ENDS,
-    GOAWAY,
-    HEADERS,
-    INFER,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    http2_frame,
-    make_request,
-    refuses,
-    serving,
-)
+from tests.frontends.grpc.kit import INFER, PREFACE, make_request, refuses, serving
 from tests.frontends.http.sockets import FILES, until
 from tests.served import MODELS, Served
 from tests.served import until as wait_until
@@ -47,6 +33,16 @@ from weir.wire.kserve_grpc import methods, write_request
 
 Code = grpc.StatusCode
 CREDENTIALS = grpc.ssl_channel_credentials(Path(FILES["tls_certfile"]).read_bytes())
+
+
+# HTTP/2, RFC 9113: kinds of frames, and flags.
+HEADERS, RST_STREAM, PING, GOAWAY, CONTINUATION = 1, 3, 6, 7, 9
+ACK, ENDS = 1, 1 | 4  # the latter: the head and the stream
+
+
+def http2_frame(kind: int, payload: bytes, *, stream: int = 0, flags: int = 0) -> bytes:
+    """Return a frame of a stream; 0 is the whole connection."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
 def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
