@@ -81,7 +81,7 @@ def test_requests_with_a_key_of_bulk_work_are_bulk_whatever_they_state(tmp_path:
             access.require(key)
 
 
-def test_a_page_of_another_origin_cannot_use_the_password_that_the_browser_knows() -> None:
+def test_pages_of_other_origins_cannot_use_the_password_of_the_browser() -> None:
     access = Access(AccessSettings(api_key=KEY))
     access.require_http(headers(basic(KEY), host="here:8000", origin="http://here:8000"))
     access.require_http(headers(f"Bearer {KEY}", host="here:8000", origin="http://there"))  # it knows the key itself
