@@ -282,9 +282,8 @@ class Session:
                 self._claim.give(size)
                 if not isinstance(error, WeirError):
                     _log.exception("a request for %s cannot be taken", request.model)
-                self.post_failure(
-                    request.id, error if isinstance(error, WeirError) else InternalError("internal error")
-                )
+                    error = InternalError("internal error")
+                self.post_failure(request.id, error)
                 return
         task = asyncio.ensure_future(self._answer(request, received))
         self._under_way[request.id] = task
@@ -307,11 +306,9 @@ class Session:
     async def _leave(self) -> None:
         """Cancel all requests in flight, and return when they have ended: the connection closes."""
         for current in list(self._under_way.values()):
+            current.cancel()
             if isinstance(current, _Waiting):
-                current.cancel()
                 self.forget(current)
-            else:
-                current.cancel()
         while self._under_way:
             await self._change()
 
