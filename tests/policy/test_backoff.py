@@ -3,12 +3,11 @@
 from weir.policy.backoff import Backoff
 
 
-def test_the_first_death_costs_no_wait_and_the_next_ones_twice_as_long_each() -> None:
+def test_the_first_death_costs_no_wait_and_each_next_twice_as_long() -> None:
     backoff = Backoff(first=0.1, longest_after_load=1.0)
-
-    waits = [backoff.died(suspect=False) for _ in range(7)]
-
-    assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [backoff.died(suspect=False) for _ in range(7)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    backoff.finished()  # a batch: the deaths are forgotten
+    assert backoff.died(suspect=False) == 0.0
 
 
 def test_a_model_that_loads_is_never_away_for_long() -> None:
@@ -27,25 +26,14 @@ def test_a_death_with_a_suspect_batch_does_not_count() -> None:
     assert backoff.died(suspect=False) == 0.1
 
 
-def test_a_finished_batch_makes_the_deaths_forgotten() -> None:
-    backoff = Backoff(first=0.1)
-    for _ in range(5):
-        backoff.died(suspect=False)
-
-    backoff.finished()
-
-    assert backoff.died(suspect=False) == 0.0
-
-
-def test_what_does_not_load_is_tried_for_ever_and_nobody_waits_for_it_after_several_failures() -> None:
+def test_what_does_not_load_is_tried_for_ever_and_waited_for_a_few_times() -> None:
     backoff = Backoff(first=0.1, longest=30.0, patience=4)
-    seen = []
-    for _ in range(4):
-        waits = backoff.failed_to_load()
-        seen.append((waits, backoff.failures, backoff.keeps_failing))
-
+    seen = [(backoff.failed_to_load(), backoff.failures, backoff.keeps_failing) for _ in range(4)]
     assert seen == [(0.1, 1, False), (0.2, 2, False), (0.4, 3, False), (0.8, 4, True)]
-    assert [backoff.failed_to_load() for _ in range(100)][-1] == 30.0
+    assert [backoff.failed_to_load() for _ in range(9_999)][8:] == [30.0] * 9_991
+    backoff.loaded()
+    assert not backoff.keeps_failing
+    assert (backoff.failed_to_load(), backoff.failures) == (0.1, 1)
 
 
 def test_what_the_system_refuses_is_tried_for_ever() -> None:
@@ -58,28 +46,3 @@ def test_what_the_system_refuses_is_tried_for_ever() -> None:
     backoff.loaded()
 
     assert backoff.refused() == 0.1
-
-
-def test_a_load_that_succeeds_makes_the_failures_forgotten() -> None:
-    backoff = Backoff(first=0.1, patience=2)
-    backoff.failed_to_load()
-
-    backoff.loaded()
-
-    assert backoff.failed_to_load() == 0.1
-    assert backoff.failures == 1
-
-
-def test_a_load_that_succeeds_makes_it_worth_waiting_again() -> None:
-    backoff = Backoff(first=0.1, patience=1)
-    backoff.failed_to_load()
-    failing = backoff.keeps_failing
-    backoff.loaded()
-
-    assert (failing, backoff.keeps_failing) == (True, False)
-
-
-def test_waits_stay_bounded_for_ever() -> None:
-    backoff = Backoff(first=0.1, longest=30.0, patience=10_000)
-
-    assert max(backoff.failed_to_load() for _ in range(9_999)) == 30.0

@@ -5,20 +5,17 @@ from functools import cache
 import numpy as np
 import pytest
 from benchmarks.policies.event_loop import interval, served
-from benchmarks.policies.random_models import MODERATE, SHAPES, Drawn, drawn
+from benchmarks.policies.random_models import MODERATE, Drawn, drawn
 from tests.policy.compiler import needs_compiler
-from tests.policy.whole_law import performance
 from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.bank import Bank, default_rates, solve, solve_bank
+from weir.policy.solve.bank import Bank, solve, solve_bank
 from weir.policy.solve.smdp import evaluate
-from weir.policy.solve.stationary import decay
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table
 
 NUMBERS = range(32)
-SMALL = [number for number in NUMBERS if drawn(number).profile.max_batch_size <= 24]
 # As on many CPUs: larger batches are slower per row; and energy is dear. Long lines are served by less than b*.
 CONVEX = Profile(0.5 + 0.1 * np.arange(1.0, 9.0) ** 2, 10.0 + np.arange(1.0, 9.0), np.zeros(8))
 
@@ -28,35 +25,6 @@ def solved(number: int) -> tuple[Drawn, Bank]:
     """Return a random model, and a bank of one rate for it."""
     model = drawn(number)
     return model, solve_bank(model.profile, model.prices, rates=[model.rate])
-
-
-def test_the_models_are_of_all_kinds() -> None:
-    models = [drawn(number) for number in range(400)]
-    assert {model.shape for model in models} == set(SHAPES)
-    largest = [model.profile.max_batch_size for model in models]
-    assert min(largest) == 1 and max(largest) > 200
-    assert max(float(model.profile.cv[0]) for model in models) > 1.5
-    assert min(model.load for model in models) < 0.05 and max(model.load for model in models) > 0.98
-    assert sum(model.profile.best_batch_size < model.profile.max_batch_size for model in models) > 50
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("number", spread(NUMBERS, 6))
-def test_the_whole_law_gives_what_is_claimed(number: int) -> None:
-    model, bank = solved(number)
-    table, rate = bank.tables[0], model.rate
-    alone = solve(model.profile, rate, model.prices)
-    seen = evaluate(model.profile, rate, table, model.prices)
-    assert bank.response_time_ms[0] == pytest.approx(seen.response_time_ms, rel=1e-12)
-    assert bank.power_w[0] == pytest.approx(seen.power_w, rel=1e-12)
-    assert alone.performance.cost == pytest.approx(alone.cost, rel=1e-9)
-    falls = np.log(decay(model.profile, rate / 1000.0, int(table[-1])))
-    states = len(table) + 2 * model.profile.max_batch_size + int(20.0 / falls) + 50
-    if states <= 2000:
-        whole = performance(model.profile, rate, table, states)
-        assert whole.left_out < 1e-7
-        assert bank.response_time_ms[0] == pytest.approx(whole.response_time_ms, rel=1e-6)
-        assert bank.power_w[0] == pytest.approx(whole.power_w, rel=1e-6)
 
 
 @needs_compiler
@@ -79,33 +47,6 @@ def test_long_lines_are_served_as_they_were_evaluated() -> None:
             claimed = evaluate(CONVEX, rate, table, prices).response_time_ms
             seen = interval(served(CONVEX, rate, table, 50_000, warm=100_000).means)
             assert seen.low < claimed < seen.high
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("number", spread(SMALL, 4))
-def test_no_rule_is_better_at_any_rate(number: int) -> None:
-    model = drawn(number)
-    profile, prices, largest = model.profile, model.prices, model.profile.max_batch_size
-    rates = np.array([0.02, 0.3, 0.7, 0.95, 0.99]) * profile.max_rate
-    bank = solve_bank(profile, prices, rates=rates)
-    for i, rate in enumerate(rates.tolist()):
-        ours = evaluate(profile, rate, bank.tables[i], prices).cost
-        assert ours == pytest.approx(solve(profile, rate, prices).cost, rel=1e-3)
-        rules = [greedy_table(largest), full_batch_table(profile)]
-        for size in range(1, largest + 1):
-            rules += [limit_table(size, largest), static_table(size)]
-        assert ours <= min(evaluate(profile, rate, rule, prices).cost for rule in rules) * (1.0 + 1e-6)
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("weight", [1.0, 10.0, 1000.0])
-def test_energy_that_is_dear_and_fixed_is_solved_to_the_end(weight: float) -> None:
-    """Policy iteration once ended after one small step, up to 65 % above the least cost."""
-    profile = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, beta_mj=20.0, zeta0_mj=500.0, max_batch_size=32)
-    bank = solve_bank(profile, Prices(1.0, weight), rates=default_rates(profile.max_rate)[::3])
-    for i, rate in enumerate(bank.rates.tolist()):
-        ours = evaluate(profile, rate, bank.tables[i], Prices(1.0, weight)).cost
-        assert ours == pytest.approx(solve(profile, rate, Prices(1.0, weight)).cost, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", spread(range(40), 10))

@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 from tests.policy.banks import bank, promised
+from tests.rings import subcases
 
 from weir.messages import Reason
 from weir.policy.cost.objective import LEAST_DELAY, LatencySLO
@@ -57,29 +58,13 @@ class Derived(PolicyBase):
         return Decision(1)
 
 
-class DerivedRemembering(Derived):
-    """Has a memory."""
-
-    def fresh(self) -> "DerivedRemembering":
-        return DerivedRemembering()
-
-
-@pytest.mark.parametrize("policy", [DecideOnly(), Derived(), Greedy()])
+@subcases("policy", [DecideOnly(), Derived(), Greedy()])
 def test_the_defaults_remember_nothing_and_bound_nothing(policy: Policy) -> None:
     completed = complete(policy)
-    assert completed.decide(SEEN) == policy.decide(SEEN)
-    assert completed.fresh() is policy
-    assert not completed.remembers
-    assert completed.max_waiting is None
-    assert completed.full(2.0) is None
-    assert completed.largest_batch is None
-    assert not completed.adopts_banks
-
-
-def test_what_is_derived_is_complete_and_what_is_not_is_wrapped() -> None:
-    derived, plain = Derived(), DecideOnly()
-    assert complete(derived) is derived
-    assert isinstance(complete(plain), CompletedPolicy)
+    assert completed.decide(SEEN) == policy.decide(SEEN) and completed.fresh() is policy
+    assert completed.max_waiting is completed.full(2.0) is completed.largest_batch is completed.bulk_delay is None
+    assert not completed.remembers and not completed.adopts_banks
+    assert isinstance(completed, CompletedPolicy) == isinstance(policy, DecideOnly)
 
 
 def test_a_bound_is_that_of_the_last_decision() -> None:
@@ -91,13 +76,10 @@ def test_a_bound_is_that_of_the_last_decision() -> None:
     assert (extending.max_waiting, extending.full(3.0)) == (5, 13)
 
 
-@pytest.mark.parametrize("policy", [Remembering(), DerivedRemembering()])
-def test_a_fresh_policy_is_another(policy: Policy) -> None:
-    completed = complete(policy)
-    assert completed.remembers
+def test_a_fresh_policy_is_another() -> None:
+    completed = complete(Remembering())
     made = completed.fresh()
-    assert made is not policy
-    assert type(made) is type(policy)
+    assert completed.remembers and made is not completed and type(made) is Remembering
 
 
 class Says(DecideOnly):
@@ -107,14 +89,8 @@ class Says(DecideOnly):
 
 
 def test_policies_say_how_long_bulk_work_may_take() -> None:
-    assert Greedy().bulk_delay is None
-    assert SolvedPolicy().bulk_delay is None
-    assert SolvedPolicy(bank()).bulk_delay is None
+    assert SolvedPolicy().bulk_delay is SolvedPolicy(bank()).bulk_delay is None
     assert SolvedPolicy(promised()).bulk_delay == LEAST_DELAY
     assert complete(Says()).bulk_delay == 0.25
-    assert complete(DecideOnly()).bulk_delay is None
-
-
-def test_a_promise_leaves_a_twentieth_of_its_time_to_bulk_work() -> None:
-    assert LatencySLO(0.2).bulk_delay == pytest.approx(0.01)
+    assert LatencySLO(0.2).bulk_delay == pytest.approx(0.01)  # a twentieth of its time
     assert LatencySLO(0.001).bulk_delay == LEAST_DELAY

@@ -37,10 +37,12 @@ class Undecided:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A file with policies of a user's own."""
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with policies of a user's own, which is a module too."""
     path = tmp_path / "own_policies.py"
     path.write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_policies", raising=False)
     return path
 
 
@@ -61,22 +63,14 @@ def test_the_grammar(text: str, policy: Policy) -> None:
     assert load_policy(text, max_batch_size=64, max_queue_delay=0.1) == policy
 
 
-def test_an_instance_is_taken_as_it_is() -> None:
-    policy = ControlLimit(3)
-    assert load_policy(policy) is policy
-
-
 @subcases(
     ("value", "message"),
     [
         (
             "greed",
-            "policy='greed': must be one of greedy, size-or-delay, full, control-limit, auto, FILE.npz, or module:Class",
+            "'greed': must be one of greedy, size-or-delay, full, control-limit, auto, FILE.npz, or module:Class",
         ),
-        (
-            "no_module_of_that_name:X",
-            "no rule and no module 'no_module_of_that_name'; the rules are greedy, size-or-delay",
-        ),
+        ("no_module_so_named:X", "no rule and no module 'no_module_so_named'; the rules are greedy, size-or-delay"),
         ("json.nothing:X", "no rule and no module 'json.nothing'"),
         ("json:Nothing", "json has no 'Nothing'"),
         ("json:__doc__", "must be a class or a policy, is"),
@@ -110,27 +104,34 @@ def test_contradictions(value: object, message: str) -> None:
         load_policy(value, max_batch_size=64, max_queue_delay=0.1)
 
 
-def test_a_file(own: Path) -> None:
-    assert type(load_policy(f"{own}:Mine")).__name__ == "Mine"
-    assert repr(load_policy(f"{own}:Mine:patience=20ms")) == "Mine(patience=0.02)"
+@subcases(
+    ("text", "made"),
+    [
+        ("FILE:Mine", "Mine(patience=0.0)"),
+        ("FILE:Mine:patience=20ms", "Mine(patience=0.02)"),
+        ("own_policies:Mine:patience=3", "Mine(patience=3.0)"),
+        ("own_policies:ready_made", "Mine(patience=7.0)"),
+    ],
+)
+def test_a_file_and_a_module(text: str, made: str, own: Path) -> None:
+    assert repr(load_policy(text.replace("FILE", str(own)))) == made
 
 
-def test_a_module(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(own.parent)
-    monkeypatch.delitem(sys.modules, "own_policies", raising=False)
-    assert repr(load_policy("own_policies:Mine:patience=3")) == "Mine(patience=3.0)"
-    assert repr(load_policy("own_policies:ready_made")) == "Mine(patience=7.0)"
-    with pytest.raises(SettingsError, match="'x=3' cannot be passed to a policy that is already an instance"):
-        load_policy("own_policies:ready_made:x=3")
-    with pytest.raises(SettingsError, match="must be a class or a policy, is 3"):
-        load_policy("own_policies:number")
-    with pytest.raises(SettingsError, match=r"must be a policy \(an instance with a method decide"):
-        load_policy("own_policies:Undecided")
-    with pytest.raises(SettingsError, match="no setting 'x'; it has patience"):
-        load_policy("own_policies:Mine:x=3")
+@subcases(
+    ("text", "message"),
+    [
+        ("ready_made:x=3", "'x=3' cannot be passed to a policy that is already an instance"),
+        ("number", "must be a class or a policy, is 3"),
+        ("Undecided", r"must be a policy \(an instance with a method decide"),
+        ("Mine:x=3", "no setting 'x'; it has patience"),
+    ],
+)
+def test_what_is_no_policy_in_a_module(text: str, message: str, own: Path) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_policy(f"own_policies:{text}")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("source", "message"),
     [
         ("1/0", "importing it raised ZeroDivisionError: division by zero"),
@@ -158,20 +159,14 @@ def test_a_file_that_cannot_be_a_module(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_entry_points(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(own.parent)
-    monkeypatch.delitem(sys.modules, "own_policies", raising=False)
-    group = "weir.policies"
-    points = EntryPoints(
-        [EntryPoint("mine", "own_policies:Mine", group), EntryPoint("gone", "own_policies:Gone", group)]
-    )
+    named = {"mine": "own_policies:Mine", "gone": "own_policies:Gone"}
+    points = EntryPoints([EntryPoint(name, value, "weir.policies") for name, value in named.items()])
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.select(group=group))
     assert repr(load_policy("mine")) == "Mine(patience=0.0)"
     assert repr(load_policy("mine:patience=5ms")) == "Mine(patience=0.005)"
     with pytest.raises(SettingsError, match="policy='gone': own_policies:Gone: AttributeError"):
         load_policy("gone")
-    with pytest.raises(
-        SettingsError, match=r"must be one of greedy, size-or-delay, full, control-limit, auto, FILE\.npz, gone, mine"
-    ):
+    with pytest.raises(SettingsError, match=r"must be one of greedy, .*, auto, FILE\.npz, gone, mine"):
         load_policy("minne")
 
 
@@ -182,19 +177,19 @@ def test_a_bank_file_is_a_solved_policy(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     Path("square.policy.npz").write_bytes(bank().to_bytes())
     policy = load_policy("square.policy.npz", max_batch_size=8, max_queue_delay=0.1)
-    assert isinstance(policy, SolvedPolicy)
-    assert policy.bank is not None
+    assert isinstance(policy, SolvedPolicy) and policy.bank is not None
     assert policy.bank.rates.tolist() == bank().rates.tolist()
     assert isinstance(load_policy(str(tmp_path / "square.policy.npz"), max_batch_size=5), SolvedPolicy)
+    first, second = load_policy(policy), load_policy(policy)  # what remembers is never shared
+    assert isinstance(first, SolvedPolicy) and first.bank is policy.bank
+    assert len({id(each) for each in (policy, first, second)}) == 3
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("content", "message"),
     [
         (None, r"policy='no.npz': '/.*/no.npz' cannot be read: No such file or directory"),
         (b"", "policy='no.npz': must be a policy file made by `weir solve`"),
-        (b"PK\x03\x04 and so on", "policy='no.npz': must be a policy file made by `weir solve`"),
-        (bank().to_bytes()[:-100], "policy='no.npz': must be a policy file made by `weir solve`"),
     ],
 )
 def test_a_file_that_is_no_bank(
@@ -206,10 +201,7 @@ def test_a_file_that_is_no_bank(
     with pytest.raises(SettingsError, match=message) as caught:
         load_policy("no.npz")
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_is_no_bank(tmp_path: Path) -> None:
-    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "folder.npz").mkdir(exist_ok=True)
     with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
         load_policy(f"{tmp_path}/folder.npz")
 
@@ -218,9 +210,7 @@ def test_a_bank_must_know_every_batch_that_it_may_be_requested() -> None:
     policy = SolvedPolicy(bank())
     load_policy(policy, max_batch_size=8)
     load_policy(policy)
-    with pytest.raises(
-        SettingsError, match=r"solved for batches of up to 8 rows, and max_batch_size=9; leave max_batch_size"
-    ):
+    with pytest.raises(SettingsError, match="solved for batches of up to 8 rows, and max_batch_size=9; leave max_b"):
         load_policy(policy, max_batch_size=9)
 
 
@@ -237,14 +227,6 @@ print(*[name for name in ("scipy", "matplotlib", "asyncio") if name in sys.modul
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == []
-
-
-def test_a_policy_that_remembers_is_never_shared() -> None:
-    policy = SolvedPolicy(bank())
-    first, second = load_policy(policy), load_policy(policy)
-    assert isinstance(first, SolvedPolicy)
-    assert len({id(each) for each in (policy, first, second)}) == 3
-    assert first.bank is policy.bank
 
 
 # grammar.py: one text form for the settings of every policy.
@@ -320,32 +302,23 @@ def test_mistakes_name_the_whole_text_and_the_rule(arguments: str, message: str)
     assert caught.value.message.startswith(f"policy='everything:{arguments}': ")
 
 
-def test_a_missing_setting_is_named() -> None:
-    def make(limit: int) -> int:
-        return limit
-
-    with pytest.raises(SettingsError, match="limit must be given, as in make:limit="):
-        build(make, None, "make")
+def limited(limit: int, *rest: int, **more: int) -> int:
+    return limit
 
 
-def test_what_has_no_settings_says_so() -> None:
-    with pytest.raises(SettingsError, match="'3' must be key=value; it has no settings"):
-        build(lambda: None, "3", "nothing:3")
+def nowhere(limit: "Nowhere") -> object:  # type: ignore[name-defined]  # noqa: F821  # that is the point
+    return limit
 
 
-def test_annotations_that_cannot_be_evaluated_do_not_matter() -> None:
-    def make(limit: "Nowhere") -> object:  # type: ignore[name-defined]  # noqa: F821  # that is the point
-        return limit
-
-    assert build(make, "limit=3", "make:limit=3") == 3
-
-
-def test_catch_all_parameters_are_not_settings() -> None:
-    def make(limit: int = 1, *rest: int, **more: int) -> int:
-        return limit
-
-    with pytest.raises(SettingsError, match="no setting 'more'; it has limit"):
-        build(make, "more=3", "make:more=3")
+def test_what_functions_have_for_settings() -> None:
+    assert build(nowhere, "limit=3", "make:limit=3") == 3  # annotations that cannot be evaluated do not matter
+    for make, arguments, message in (
+        (limited, None, "limit must be given, as in make:limit="),
+        (limited, "more=3", "no setting 'more'; it has limit"),  # what catches all is none
+        (lambda: None, "3", "'3' must be key=value; it has no settings"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            build(make, arguments, "make")
 
 
 def test_the_largest_batch_is_that_of_the_bank_or_of_the_profile(tmp_path: Path) -> None:

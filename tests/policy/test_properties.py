@@ -32,14 +32,6 @@ def drawn(seed: int) -> tuple[Profile, float, float]:
     return Profile(times, energies, cv), float(rng.uniform(0.01, 0.95)), float(10.0 ** rng.uniform(-2.0, 2.0))
 
 
-def test_the_profiles_are_of_many_kinds() -> None:
-    profiles = [drawn(seed)[0] for seed in SEEDS]
-    assert sum(each.best_batch_size < each.max_batch_size for each in profiles) >= 8
-    assert sum(bool((np.diff(each.service_time_ms) == 0.0).any()) for each in profiles) >= 8
-    assert sum(bool((np.diff(each.service_time_ms) < 0.0).any()) for each in profiles) >= 6
-    assert sum(bool(each.cv.any()) for each in profiles) == 16
-
-
 @pytest.mark.parametrize("seed", spread(SEEDS, 12))
 def test_no_rule_is_better(seed: int) -> None:
     profile, load, weight = drawn(seed)
@@ -67,18 +59,6 @@ def test_units_do_not_matter(seed: int) -> None:
         assert other.performance.cost == pytest.approx(solved.performance.cost, rel=1e-9)
     assert slower.performance.response_time_ms == pytest.approx(16.0 * solved.performance.response_time_ms, rel=1e-9)
     assert dearer.performance.power_w == pytest.approx(8.0 * solved.performance.power_w, rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", spread(SEEDS, 6))
-def test_little(seed: int) -> None:
-    """What is served is what arrives, and no row is answered sooner than the quickest batch."""
-    profile, load, weight = drawn(seed)
-    rate = load * profile.max_rate
-    seen = solve(profile, rate, Prices(1.0, weight)).performance
-    assert seen.throughput == pytest.approx(rate, rel=1e-9)
-    assert seen.response_time_ms >= profile.service_time_ms.min() * (1.0 - 1e-12)
-    assert 1.0 - 1e-12 <= seen.batch_size <= profile.max_batch_size
-    assert load * (1.0 - 1e-9) <= seen.busy_share <= 1.0
 
 
 @pytest.mark.parametrize("seed", range(8))

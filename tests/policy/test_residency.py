@@ -5,6 +5,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 
 from weir.policy.residency import NOTHING, NextStep, Presence, Residents, Room, why_too_large
 
@@ -22,10 +23,10 @@ def step(core: Residents, now: float = 0.0, busy: Collection[str] = (), left: Co
     )
 
 
-def want(core: Residents, now: float, *names: str) -> None:
-    """Have requests wait for models."""
+def want(core: Residents, now: float, *names: str, taken: Room | None = None) -> None:
+    """Have requests wait for models; those that are not known declare `taken`."""
     for name in names:
-        core.models.get(name) or core.add(name)
+        core.models.get(name) or core.add(name, taken or NOTHING)
         assert core.ask(name, inf, now) is None
 
 
@@ -65,80 +66,54 @@ def evict(core: Residents, name: str, now: float) -> None:
 
 def test_concurrent_requests_load_a_model_once() -> None:
     core = residents()
-    core.add("a")
-    assert core.ask("a", inf, 0.0) is core.ask("a", inf, 0.0) is None
+    want(core, 0.0, "a", "a")
     assert step(core) == NextStep("a", [])
     core.begin("a", 0.0)
-    assert core.ask("a", inf, 0.5) is None
+    want(core, 0.5, "a")
     assert step(core) is None
     assert core.loaded("a", Room(1.0), 1.0)
-    assert core.ask("a", inf, 2.0) is None
-    assert step(core, 2.0) is None
-    assert core.models["a"].presence is LOADED
+    want(core, 2.0, "a")
+    assert step(core, 2.0) is None and core.models["a"].presence is LOADED
 
 
 def test_without_room_the_smallest_rate_times_load_time_per_byte_leaves() -> None:
     core = residents(3.0)
-    load(core, "often", 0.0, 1.0)
-    load(core, "rarely", 0.0, 1.0)
-    load(core, "slow", 0.0, 9.0)
+    for name, seconds in (("often", 1.0), ("rarely", 1.0), ("slow", 9.0)):
+        load(core, name, 0.0, seconds)
     for now in range(1, 100):
         core.models["often"].observe(now, 5 * now)
-        if now % 20 == 0:
-            core.models["rarely"].observe(now, now // 20)
-            core.models["slow"].observe(now, now // 20)
+        for name in ("rarely", "slow") if now % 20 == 0 else ():
+            core.models[name].observe(now, now // 20)
     want(core, 100.0, "new")
     assert step(core, 100.0) == NextStep("new", ["rarely"])
     core.leave("rarely", 100.0, "evicted for new")
     assert step(core, 100.0) is None
     core.left("rarely", 101.0)
-    assert core.evictions == 1
-    assert core.models["rarely"].presence is EVICTED
-    assert core.models["rarely"].reason == "evicted for new"
+    rarely = core.models["rarely"]
+    assert (core.evictions, rarely.presence, rarely.reason) == (1, EVICTED, "evicted for new")
     assert step(core, 101.0) == NextStep("new", [])
 
 
-def test_a_large_model_leaves_before_small_ones_of_the_same_rate() -> None:
-    core = residents(4.0)
-    load(core, "small", taken=Room(1.0))
-    load(core, "large", taken=Room(3.0))
-    for name in ("small", "large"):
-        core.models[name].observe(0.5, 1)
-    core.add("new", Room(1.0))
-    core.ask("new", inf, 1.0)
-    assert step(core, 1.0) == NextStep("new", ["large"])
-
-
-def test_those_that_need_not_go_after_all_stay() -> None:
-    core = residents(4.0)
-    load(core, "small", taken=Room(1.0))
-    load(core, "large", taken=Room(3.0))
-    core.models["large"].observe(0.0, 1)
-    core.add("new", Room(3.0))
-    core.ask("new", inf, 1.0)
-    assert step(core, 1.0) == NextStep("new", ["large"])
-
-
-def test_only_as_many_leave_as_must() -> None:
-    core = residents(6.0)
-    for at, (name, size) in enumerate([("a", 1.0), ("b", 2.0), ("c", 3.0)]):
+@subcases(
+    ("present", "needed", "leave"),
+    [
+        ({"small": (1.0, 0.5, 1.0), "large": (3.0, 0.5, 1.0)}, 1.0, ["large"]),  # of the same rate
+        ({"small": (1.0, None, 1.0), "large": (3.0, 0.0, 1.0)}, 3.0, ["large"]),  # the small one need not go after all
+        # With c gone, a alone is still needed and b is not.
+        ({"a": (1.0, 0.0, 0.0), "b": (2.0, 1.0, 0.0), "c": (3.0, 2.0, 0.0)}, 4.0, ["a", "c"]),
+        # Of equals the one goes whose last request is the oldest.
+        ({name: (1.0, float(at), 0.0) for at, name in enumerate("abc")}, 1.0, ["a"]),
+    ],
+)
+def test_as_few_leave_as_must_those_first_whose_room_is_worth_least(present: Any, needed: float, leave: Any) -> None:
+    core = residents(sum(size for size, _, _ in present.values()))
+    for name, (size, last, seconds) in present.items():
         load(core, name, taken=Room(size))
-        core.models[name].observe(at, 1)
-        core.models[name].load_seconds = 0.0
-    core.add("new", Room(4.0))
-    core.ask("new", inf, 9.0)
-    assert step(core, 9.0) == NextStep("new", ["a", "c"])  # with c gone, a alone is still needed and b is not
-
-
-def test_of_equals_the_one_goes_whose_last_request_is_the_oldest() -> None:
-    core = residents(3.0)
-    for at, name in enumerate("abc"):
-        load(core, name, taken=Room(1.0))
-        core.models[name].observe(at, 1)
-        core.models[name].load_seconds = 0.0
-    core.add("d", Room(1.0))
-    core.ask("d", inf, 9.0)
-    assert step(core, 9.0) == NextStep("d", ["a"])
+        core.models[name].load_seconds = seconds
+        if last is not None:
+            core.models[name].observe(last, 1)
+    want(core, 9.0, "new", taken=Room(needed))
+    assert step(core, 9.0) == NextStep("new", leave)
 
 
 def test_pinned_models_stay_and_those_with_requests_go_last() -> None:
@@ -152,7 +127,7 @@ def test_pinned_models_stay_and_those_with_requests_go_last() -> None:
     assert step(core, 2.0, busy=["busy", "idle"]) == NextStep("new", ["busy"])
 
 
-def test_where_none_can_leave_the_load_goes_on_once_nothing_else_is_on_its_way() -> None:
+def test_where_none_can_leave_a_load_waits_for_those_on_their_way() -> None:
     core = residents(2.0, at_once=2)
     core.add("pinned", Room(2.0), pinned=True)
     core.add("new", Room(1.0))
@@ -166,11 +141,8 @@ def test_where_none_can_leave_the_load_goes_on_once_nothing_else_is_on_its_way()
     assert not finish(core, "new", 1.0, 2.0, Room(1.0))
     core.leave("new", 2.0, core.models["new"].reason)
     core.left("new", 2.0)
-    assert (refusal := core.ask("new", inf, 3.0)) is not None
-    assert refusal.retry_after is None
-    assert refusal.reason.startswith(
-        "it takes 1B, 3B with those that stay, and model_memory=2B is for all models together"
-    )
+    assert (refusal := core.ask("new", inf, 3.0)) is not None and refusal.retry_after is None
+    assert refusal.reason.startswith("it takes 1B, 3B with those that stay, and model_memory=2B is for all models tog")
 
 
 def test_as_many_load_side_by_side_as_may() -> None:
@@ -211,43 +183,40 @@ def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None
 
 def test_time_to_load_is_the_mean_with_new_loads_weighing_more() -> None:
     core = residents()
-    load(core, "a", 0.0, 1.0)
-    evict(core, "a", 2.0)
-    load(core, "a", 3.0, 2.0)
+    for now, seconds in ((0.0, 1.0), (3.0, 2.0)):
+        load(core, "a", now, seconds)
+        evict(core, "a", 2.0 + now)
     assert core.models["a"].load_seconds == pytest.approx(1.3)
 
 
-def test_what_fails_to_load_is_refused_with_back_off_until_it_is_described_again() -> None:
-    core = residents()
+def test_what_fails_to_load_is_refused_until_it_is_described_again() -> None:
+    core, now = residents(), 0.0
     core.add("a")
-    waits = []
-    now = 0.0
-    for _ in range(3):
-        assert core.ask("a", inf, now) is None
+    for expected in (0.1, 0.2, 0.4):
+        want(core, now, "a")
         core.begin("a", now)
-        waits.append(core.failed("a", "no weights", now))
+        assert core.failed("a", "no weights", now) == expected
         refusal = core.ask("a", inf, now)
-        assert refusal is not None
-        assert refusal.reason == "no weights"
-        assert refusal.retry_after == pytest.approx(waits[-1])
-        now += waits[-1]
-    assert waits == [0.1, 0.2, 0.4]
+        assert refusal and refusal.reason == "no weights" and refusal.retry_after == pytest.approx(expected)
+        now += expected
     core.failed("a", "no weights", now)
     core.add("a")
-    assert core.ask("a", inf, now) is None
+    want(core, now, "a")
 
 
-def test_a_model_larger_than_the_memory_is_refused_by_what_it_declares() -> None:
+@subcases(
+    ("declared", "why"),
+    [
+        (Room(3e9), "it takes 3GB, and model_memory=2GB is for all models together"),
+        (Room(1e9, 4e9), "it takes 4GB, and model_gpu_memory=1GB is for all"),
+    ],
+)
+def test_a_model_larger_than_the_memory_is_refused_by_what_it_declares(declared: Room, why: str) -> None:
     core = residents(2e9, gpu_memory=1e9)
-    core.add("a", Room(3e9))
-    core.add("b", Room(1e9, 4e9))
-    assert (refusal := core.ask("a", inf, 0.0)) is not None
-    assert refusal.reason.startswith("it takes 3GB, and model_memory=2GB is for all models together")
-    assert (refusal := core.ask("b", inf, 0.0)) is not None
-    assert refusal.reason.startswith("it takes 4GB, and model_gpu_memory=1GB is for all")
-    assert core.models["a"].presence is core.models["b"].presence is FAILED
-    assert core.ask("a", inf, 99.0) is not None
-    assert step(core, 99.0) is None
+    core.add("a", declared)
+    assert (refusal := core.ask("a", inf, 0.0)) is not None and refusal.reason.startswith(why)
+    assert core.models["a"].presence is FAILED
+    assert core.ask("a", inf, 99.0) is not None and step(core, 99.0) is None
     assert why_too_large(Room(2e9, 1e9), core.limits) == ""
 
 
@@ -266,11 +235,10 @@ def test_what_is_wanted_while_it_leaves_is_loaded_again() -> None:
     core = residents()
     load(core, "a")
     core.leave("a", 1.0, "evicted")
-    assert core.ask("a", inf, 1.0) is None
+    want(core, 1.0, "a")
     assert step(core, 1.0) is None
     core.left("a", 2.0, {"": inf})
-    assert core.models["a"].presence is WAITING
-    assert step(core, 2.0) == NextStep("a", [])
+    assert (core.models["a"].presence, step(core, 2.0)) == (WAITING, NextStep("a", []))
 
 
 def test_a_load_leaves_the_queue_with_the_last_that_waits_for_it() -> None:
@@ -284,7 +252,7 @@ def test_a_load_leaves_the_queue_with_the_last_that_waits_for_it() -> None:
     assert core.models["new"].presence is AVAILABLE
 
 
-def test_a_request_that_cannot_wait_has_no_model_loaded_until_it_comes_back() -> None:
+def test_a_request_that_cannot_wait_loads_no_model_until_it_comes_back() -> None:
     core = residents()
     load(core, "other", seconds=4.0)
     core.add("a")
@@ -357,7 +325,7 @@ def test_a_model_stays_for_who_was_told_when_to_come_again() -> None:
     assert step(core, 191.0) == NextStep("hot", ["slow"])
 
 
-@pytest.mark.parametrize("comes", [True, False])
+@subcases("comes", [True, False])
 def test_a_model_stays_for_who_came_while_it_loaded_but_not_for_ever(comes: bool) -> None:
     core = residents(1.0)
     load(core, "slow", seconds=6.0)
@@ -452,25 +420,23 @@ def test_a_model_that_has_grown_makes_others_leave() -> None:
 def test_before_a_model_is_measured_it_counts_as_declared_or_as_others_do() -> None:
     core = residents(4.0)
     want(core, 0.0, "a")
-    assert step(core) == NextStep("a", [])
     core.begin("a", 0.0)
     assert core.used == NOTHING
     core.loaded("a", Room(2.0), 1.0)
     want(core, 1.0, "b")
-    assert step(core, 1.0) == NextStep("b", [])
     core.begin("b", 1.0)
-    assert core.used == Room(4.0)
-    assert core.count(LOADING, LOADED) == 2
+    assert (core.used, core.count(LOADING, LOADED)) == (Room(4.0), 2)
 
 
 def test_a_forgotten_model_takes_no_room_and_no_turn() -> None:
     core = residents(1.0)
     load(core, "a")
     want(core, 1.0, "b")
-    core.remove("a")
-    core.remove("b")
-    assert core.used == NOTHING
-    assert step(core, 2.0) is None
+    for name in "ab":
+        core.remove(name)
+    assert core.used == NOTHING and step(core, 2.0) is None
+    load(core, "none", taken=NOTHING)
+    assert core.index("none", 1.0) == inf  # to evict it would be no help
 
 
 def test_the_rate_follows_arrivals_and_fades_without_them() -> None:
@@ -484,9 +450,3 @@ def test_the_rate_follows_arrivals_and_fades_without_them() -> None:
     assert model.rate_at(101.0) == pytest.approx(1.0, rel=0.15)
     assert model.rate_at(1000.0) < 0.001
     assert model.rate_at(100.0) > 10  # what came just now is likely to come again
-
-
-def test_a_model_that_takes_nothing_is_no_help_to_evict() -> None:
-    core = residents(1.0)
-    load(core, "none", taken=NOTHING)
-    assert core.index("none", 1.0) == inf

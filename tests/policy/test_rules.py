@@ -24,15 +24,10 @@ def seen(
     return Observation(now, waiting, now - age, now + 30.0, waiting, now, 1, 1, largest, 0.1, draining)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_all_of_ours_keep_the_rules(policy: Policy) -> None:
+@subcases("policy", POLICIES)
+def test_policies_are_values_that_keep_the_rules(policy: Policy) -> None:
     check_policy(policy)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_policies_are_values(policy: Policy) -> None:
-    assert hash(policy) == hash(policy)
-    assert isinstance(policy, Policy)
+    assert hash(policy) == hash(policy) and isinstance(policy, Policy)
     with pytest.raises(AttributeError):
         policy.limit = 3  # type: ignore[attr-defined]  # that it cannot be set is the point
 
@@ -42,19 +37,12 @@ def test_greedy_takes_what_there_is(waiting: int, expected: tuple[int, Reason]) 
     assert Greedy().decide(seen(waiting))[:2] == expected
 
 
-def test_size_or_delay_waits_for_enough() -> None:
+def test_size_or_delay_waits_for_enough_and_no_longer_than_its_delay() -> None:
     policy = SizeOrDelay(32, 0.005)
     assert policy.decide(seen(31)) == Decision(0, Reason.DELAY, 100.005, 32)
-    assert policy.decide(seen(32)) == Decision(32, Reason.SIZE, None, 32)
-    assert policy.decide(seen(40)) == Decision(40, Reason.SIZE, None, 32)
-    assert policy.decide(seen(100)) == Decision(64, Reason.SIZE, None, 32)
-
-
-def test_size_or_delay_waits_no_longer_than_its_delay() -> None:
-    policy = SizeOrDelay(32, 0.005)
-    first = policy.decide(seen(1))
-    assert first.until is not None
-    assert policy.decide(seen(1)._replace(now=first.until)) == Decision(1, Reason.DELAY, None, 32)
+    for waiting, rows in ((32, 32), (40, 40), (100, 64)):
+        assert policy.decide(seen(waiting)) == Decision(rows, Reason.SIZE, None, 32)
+    assert policy.decide(seen(1)._replace(now=100.005)) == Decision(1, Reason.DELAY, None, 32)
 
 
 def test_size_or_delay_without_a_size_waits_for_a_full_batch() -> None:
@@ -70,26 +58,12 @@ def test_full_batches_are_of_exactly_that_size() -> None:
     assert FullBatches(16).decide(seen(9, largest=8)).rows == 8
 
 
-@pytest.mark.parametrize("waiting", range(1, 20))
 @subcases("limit", [1, 2, 8, 19])
-def test_a_control_limit_dispatches_if_and_only_if_at_least_the_limit_waits(waiting: int, limit: int) -> None:
-    decision = ControlLimit(limit).decide(seen(waiting))
-    assert (decision.rows > 0) == (waiting >= limit)
-    assert decision.rows in (0, waiting)
-    assert decision.limit == limit
-    assert decision.reason is Reason.POLICY
-
-
-def test_deb_and_serfozo_say_exceeds() -> None:
-    """Their M is the largest line that is *not* dispatched: our limit is M + 1."""
-    their_m = 7
-    ours = ControlLimit(their_m + 1)
-    for waiting in range(1, 20):
-        assert (ours.decide(seen(waiting)).rows > 0) == (waiting > their_m)
-
-
-def test_a_control_limit_never_takes_more_than_a_batch_may_have() -> None:
-    assert ControlLimit(8).decide(seen(100)).rows == 64
+def test_a_control_limit_dispatches_if_at_least_the_limit_waits(limit: int) -> None:
+    """Deb and Serfozo dispatch what exceeds their M: our limit is M + 1."""
+    for waiting in (*range(1, 20), 100):
+        rows = 0 if waiting < limit else min(waiting, 64)
+        assert ControlLimit(limit).decide(seen(waiting)) == Decision(rows, Reason.POLICY, None, limit)
 
 
 @subcases(

@@ -35,7 +35,7 @@ def cost(policy: Policy, times: Floats, rate: float, prices: Prices) -> float:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("prices", PRICES, ids=str)
+@pytest.mark.parametrize("prices", spread(PRICES, 2))
 @pytest.mark.parametrize("load", spread(LOADS))
 def test_the_first_requests_cost_no_more_than_under_greedy(load: float, prices: Prices) -> None:
     rate = load * GOOGLENET_P4.max_rate

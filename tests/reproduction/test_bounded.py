@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from reproduction.bounded import arrivals, evaluate_bounded
 from tests.late import scipy
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -30,8 +31,7 @@ def test_arrivals_keep_the_tail() -> None:
     assert table[:, -1] == pytest.approx(scipy.stats.poisson.sf(8, 2.5 * GOOGLENET_P4.service_time_ms), rel=1e-11)
 
 
-@pytest.mark.parametrize("load", [0.1, 0.9, 1.0, 3.0])
-@pytest.mark.parametrize("bound", [1, 4, 30])
+@subcases(("load", "bound"), [(0.1, 1), (0.9, 30), (1.0, 4), (3.0, 30)])
 def test_a_bound_on_those_who_wait_is_the_queue_m_m_1_k(load: float, bound: int) -> None:
     profile = Profile(np.array([2.0]), np.array([3.0]), np.array([1.0]))
     seen, refused_share = evaluate_bounded(profile, load * 500.0, greedy_table(1), bound)
@@ -44,14 +44,12 @@ def test_a_bound_on_those_who_wait_is_the_queue_m_m_1_k(load: float, bound: int)
 
 
 def test_a_bound_makes_any_table_stable() -> None:
-    profile = GOOGLENET_P4
-    seen, refused_share = evaluate_bounded(profile, 3.0 * profile.max_rate, greedy_table(32), 100)
+    seen, refused_share = evaluate_bounded(GOOGLENET_P4, 3.0 * GOOGLENET_P4.max_rate, greedy_table(32), 100)
     assert seen.stable
-    assert seen.throughput == pytest.approx(profile.max_rate, rel=1e-6)
-    assert refused_share == pytest.approx(2.0 / 3.0, rel=1e-6)
+    assert (seen.throughput, refused_share) == pytest.approx((GOOGLENET_P4.max_rate, 2.0 / 3.0), rel=1e-6)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.9])
+@subcases("load", [0.3, 0.9])
 def test_a_bound_that_is_never_reached_changes_nothing(load: float) -> None:
     profile = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, beta_mj=2.0, zeta0_mj=9.0, max_batch_size=8, cv=0.5)
     rate, table = load * profile.max_rate, limit_table(3, 8)

@@ -36,21 +36,17 @@ def test_for_any_weight_the_best_corner_is_optimal(found: list[Corner], weight: 
 def test_the_least_power_lies_on_the_line_between_two_corners() -> None:
     table = np.array([0], dtype=np.uint16)
     found = [Corner(1.0, 10.0, 1, table), Corner(3.0, 6.0, 2, table)]
-    assert least_power_w(found, 0.5) == float("inf")
-    assert least_power_w(found, 1.0) == 10.0
-    assert least_power_w(found, 2.0) == 8.0
-    assert least_power_w(found, 9.0) == 6.0
+    assert [least_power_w(found, time) for time in (0.5, 1.0, 2.0, 9.0)] == [float("inf"), 10.0, 8.0, 6.0]
 
 
-def test_a_static_size_between_two_corners_is_dominated_by_no_corner_but_by_a_mix_and_by_a_neighbour(
+def test_a_static_size_is_dominated_by_a_mix_and_by_a_neighbour(
     found: list[Corner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "STATES", 8)
     rate = LOAD * PROFILE.max_rate
     other = evaluate(PROFILE, rate, static_table(16))
-    assert not [
-        each for each in found if each.response_time_ms <= other.response_time_ms and each.power_w <= other.power_w
-    ]
+    time, power = other.response_time_ms, other.power_w
+    assert not [each for each in found if each.response_time_ms <= time and each.power_w <= power]
     assert least_power_w(found, other.response_time_ms) < other.power_w
     right = next(each for each in found if each.response_time_ms > other.response_time_ms)
     better, tried = dominating(LOAD, [right.table], other)

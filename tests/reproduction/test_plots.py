@@ -4,19 +4,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
-from reproduction.plots import (
-    Curve,
-    Panel,
-    Point,
-    PolicyMap,
-    Timeline,
-    draw_panels,
-    draw_policy_maps,
-    draw_predictions,
-    draw_timelines,
-)
+from reproduction.plots import Curve, Panel, Point, PolicyMap, Timeline
+from tests.rings import subcases
 
+from reproduction import plots
 from weir.policy.solve.tables import limit_table, static_table
 
 _LARGEST_BYTES = 150_000
@@ -30,7 +21,7 @@ def texts(path: Path) -> list[str]:
 
 def test_a_map_says_the_batch_of_each_state_that_serves(tmp_path: Path) -> None:
     maps = [PolicyMap("patient", [0.5], [limit_table(3, 4)]), PolicyMap("static", [0.1, 0.9], [static_table(2)] * 2)]
-    draw_policy_maps(tmp_path / "map", maps, states=6)
+    plots.draw_policy_maps(tmp_path / "map", maps, states=6)
     shown = texts(tmp_path / "map")
     assert {"patient", "static", "0.5", "0.9", "load ρ", "requests waiting (state)"} <= set(shown)
     # States 3 to 6 of the first map serve 3, 4, 4, 4; states 2 to 6 of both rows of the second serve 2.
@@ -44,9 +35,8 @@ def test_panels_leave_out_what_is_not_finite(tmp_path: Path) -> None:
         Panel("second", [Curve("solved", [1, 10], [1, 2]), Curve("other", [1, 10], [2, 3])]),
         Panel("third", []),
     ]
-    draw_panels(
-        tmp_path / "p", panels, x="time (ms)", y=["power (W)", "b", "c"], log_x=True, log_y=[True, False, False]
-    )
+    y = ["power (W)", "b", "c"]
+    plots.draw_panels(tmp_path / "p", panels, x="time (ms)", y=y, log_x=True, log_y=[True, False, False])
     shown = texts(tmp_path / "p")
     assert {"first", "second", "third", "solved", "other", "greedy", "time (ms)", "power (W)", "b", "c"} <= set(shown)
     assert "unstable" not in shown
@@ -56,28 +46,18 @@ def test_panels_leave_out_what_is_not_finite(tmp_path: Path) -> None:
 def test_a_timeline_shows_the_line_and_the_batches_of_the_window(tmp_path: Path) -> None:
     one = Timeline([0.0, 0.001, 0.002, 0.02], [0.002, 0.02], [0.012, 0.03], [3, 1], [0, 0])
     two = Timeline([0.0, 0.004], [0.0, 0.004], [0.02, 0.02], [5, 7], [0, 1], rows=[5, 7])
-    draw_timelines(tmp_path / "t", {"patient": one, "two workers": two}, begin=0.0, end=0.015)
+    plots.draw_timelines(tmp_path / "t", {"patient": one, "two workers": two}, begin=0.0, end=0.015)
     shown = texts(tmp_path / "t")
     assert {"patient", "two workers", "worker 0", "worker 1", "time (ms)", "rows waiting", "3", "5", "7"} <= set(shown)
 
 
-def test_a_timeline_without_batches_is_a_line(tmp_path: Path) -> None:
-    draw_timelines(tmp_path / "t", {"quiet": Timeline([5.0], [], [], [], [])}, begin=0.0, end=1.0)
-    assert "quiet" in texts(tmp_path / "t")
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
+@subcases("scale", [1.0, 100.0])
 def test_predictions_stand_beside_the_diagonal(tmp_path: Path, scale: float) -> None:
     points = {
         "smdp": [Point(1.0, 1.02, 0.99, 1.05, "0.3"), Point(2.0 * scale, 2.0 * scale, 1.9 * scale, 2.1 * scale)],
         "full:8": [Point(np.inf, np.inf, np.inf, np.inf, "unstable")],
     }
-    draw_predictions(tmp_path / "p", points, what="power", unit="W")
+    plots.draw_predictions(tmp_path / "p", points, what="power", unit="W")
     shown = texts(tmp_path / "p")
     assert {"smdp", "full:8", "predicted power (W)", "measured power (W)", "0.3"} <= set(shown)
     assert "unstable" not in shown
-
-
-def test_predictions_may_be_none(tmp_path: Path) -> None:
-    draw_predictions(tmp_path / "p", {"smdp": []})
-    assert "measured mean response time (ms)" in texts(tmp_path / "p")

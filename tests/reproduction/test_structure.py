@@ -1,5 +1,5 @@
 import numpy as np
-from reproduction.structure import Case, look, paper_grid, random_lines, random_tables, search
+from reproduction.structure import Case, look, paper_grid, random_lines, search
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
@@ -28,8 +28,3 @@ def test_padded_batches_have_none() -> None:
 def test_a_busy_line_may_be_served_in_part() -> None:
     case = next(each for each in paper_grid() if "ρ = 0.1, w2 = 0" in each.about)
     assert search([case]).smaller_batches == 1
-
-
-def test_random_tables_are_the_same_with_the_same_seed() -> None:
-    once, again = ([case.solution.cost for case in random_tables(5)] for _ in range(2))
-    assert once == again

@@ -1,6 +1,7 @@
 """truncated.py: the paper's finite model, by both methods and by trying all policies; how far it must reach; Table I."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +11,15 @@ from reproduction.truncated import (
     law_of,
     minimum_s_max,
     model_of,
-    overflow_cost_rate,
-    overflow_share,
-    served_table,
     solve_truncated,
     start_actions,
 )
-from tests.rings import spread
+from tests.rings import spread, subcases
 
+from reproduction import truncated
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.bank import solve
 
 RATE = 0.9 * GOOGLENET_P4.max_rate
 STEPPED = Profile(
@@ -63,14 +61,12 @@ def test_the_tail_of_the_law_needs_no_subtraction() -> None:
     model = model_of(GOOGLENET_P4, RATE, Prices(), 161, 10.0)
     best = iterate_policies(model, start_actions(model), overflow_cost=10.0)
     law = law_of(model, best.actions)
-    assert overflow_cost_rate(model, best.actions, law) == pytest.approx(6.14e-12, rel=0.01)
-    assert overflow_share(model, best.actions, law) == pytest.approx(6.14e-12 / 66.1374, rel=0.01)
+    assert truncated.overflow_cost_rate(model, best.actions, law) == pytest.approx(6.14e-12, rel=0.01)
+    assert truncated.overflow_share(model, best.actions, law) == pytest.approx(6.14e-12 / 66.1374, rel=0.01)
     assert cost_of(model, best.actions, law) == pytest.approx(best.cost, rel=1e-12)
 
 
 def test_no_truncation_may_be_long_enough() -> None:
-    with pytest.raises(SettingsError, match="overflow_cost=10: no s_max up to 100 is acceptable"):
-        minimum_s_max(GOOGLENET_P4, RATE, Prices(), 10.0, longest=100)
     with pytest.raises(SettingsError, match="overflow_cost=10: no s_max up to 160 is acceptable"):
         minimum_s_max(GOOGLENET_P4, RATE, Prices(), 10.0, longest=160, max_iterations=300)
 
@@ -83,17 +79,15 @@ def test_unvisited_states_make_full_batches() -> None:
     assert int(solution.table[-1]) == 32
     law = np.zeros(len(raw))
     law[:10] = 1.0
-    assert served_table(GOOGLENET_P4, raw, law).tolist() == [*raw[:10], *range(10, 33)]
+    assert truncated.served_table(GOOGLENET_P4, raw, law).tolist() == [*raw[:10], *range(10, 33)]
 
 
-@pytest.mark.parametrize("profile", [GOOGLENET_P4, STEPPED, PAST_ITS_BEST], ids=["linear", "stepped", "past its best"])
-@pytest.mark.parametrize("load", [0.2, 0.8])
+@subcases(("profile", "load"), [(GOOGLENET_P4, 0.8), (STEPPED, 0.2), (PAST_ITS_BEST, 0.8)])
 def test_both_methods_agree(profile: Profile, load: float) -> None:
     rate, prices = load * profile.max_rate, Prices(1.0, 0.5)
     exact = solve_truncated(profile, rate, prices, s_max=80)
-    swept = solve_truncated(
-        profile, rate, prices, s_max=80, method="value-iteration", epsilon=1e-6, max_iterations=100_000
-    )
+    long: dict[str, Any] = {"method": "value-iteration", "epsilon": 1e-6, "max_iterations": 100_000}
+    swept = solve_truncated(profile, rate, prices, s_max=80, **long)
     assert swept.cost == pytest.approx(exact.cost, rel=1e-8)
     assert exact.cost <= swept.cost * (1.0 + 1e-12)
     assert swept.cost - swept.error_bound <= exact.cost
@@ -108,7 +102,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "load", "weights"), TINY)
+@subcases(("profile", "load", "weights"), TINY)
 def test_no_policy_at_all_is_better(profile: Profile, load: float, weights: tuple[float, float]) -> None:
     largest = profile.max_batch_size
     rate = load * profile.max_rate
@@ -125,13 +119,6 @@ def test_no_policy_at_all_is_better(profile: Profile, load: float, weights: tupl
     assert swept.cost == pytest.approx(min(costs), rel=1e-8)
 
 
-def test_energy_only_in_the_papers_model() -> None:
-    rate = 0.5 * GOOGLENET_P4.max_rate
-    solution = solve_truncated(GOOGLENET_P4, rate, Prices(0.0, 2.0), s_max=150)
-    assert solution.cost == pytest.approx(solve(GOOGLENET_P4, rate, Prices(0.0, 2.0)).cost, rel=1e-9)
-    assert solution.cost == pytest.approx(2.0 * rate / 1000.0 * GOOGLENET_P4.energy_mj[31] / 32, rel=1e-9)
-
-
 def test_s_max_grows_until_the_tail_is_small() -> None:
     rate = 0.75 * EFFICIENT.max_rate  # the most efficient size leaves long lines, which b* would not
     solution = solve_truncated(EFFICIENT, rate, Prices(0.0, 1.0), overflow_cost=1000.0)
@@ -145,31 +132,23 @@ def test_a_result_that_may_be_far_from_the_best_says_so() -> None:
     assert solution.error_bound > 1e-3 * solution.cost
 
 
-def test_nothing_costs_anything_in_the_papers_model_either() -> None:
-    free = Profile(np.array([1.0, 1.5]), np.zeros(2), np.zeros(2))
-    assert solve_truncated(free, 500.0, Prices(0.0, 1.0), s_max=40).cost == pytest.approx(0.0, abs=1e-12)
-
-
 def test_too_cheap_an_overflow_is_a_trap_for_value_iteration() -> None:
     """Section V-C: to wait in S_o for ever then looks cheapest. Policy iteration serves there, and gets it right."""
-    with pytest.raises(
-        SettingsError, match=r"overflow_cost=10: too small for s_max=100 and \d+ iterations: never to serve"
-    ):
+    with pytest.raises(SettingsError, match=r"overflow_cost=10: too small for s_max=100 and \d+ iterations: never to"):
         solve_truncated(GOOGLENET_P4, RATE, method="value-iteration", s_max=100, overflow_cost=10.0)
     exact = solve_truncated(GOOGLENET_P4, RATE, s_max=100, overflow_cost=10.0)
     assert exact.overflow_cost == 10.0
     assert exact.cost == pytest.approx(66.1338, rel=1e-5)
 
 
-def test_policy_iteration_ends_where_rounding_decides() -> None:
-    model = model_of(GOOGLENET_P4, 1000.0, Prices(), 40)
-    solved = iterate_policies(model, start_actions(model))
-    again = iterate_policies(model, solved.actions, overflow_cost=solved.model.overflow_cost)
-    assert again.steps == 1
-    assert again.cost == pytest.approx(solved.cost, rel=1e-12)
+def test_a_line_in_two_parts_is_refused() -> None:
+    """Batches of 2 from 5, a wait at 3: where hardly anything arrives during a batch, a line of 3 never gets to 2."""
+    model = model_of(PAST_ITS_BEST, 1e-10, Prices(), 12)
+    with pytest.raises(SettingsError, match="rate=1e-10: too low for these actions"):
+        iterate_policies(model, np.array([0, 0, 2, 0, 0, *[2] * 9]))
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("changes", "says"),
     [
         ({"rate": 2960.0}, "rate=2960: must be less than the capacity of 2958.8 rows per second (batches of 32)"),
@@ -182,16 +161,7 @@ def test_policy_iteration_ends_where_rounding_decides() -> None:
         ({"method": "value-iteration", "max_iterations": 0}, "max_iterations=0: must be greater than 0"),
     ],
 )
-def test_what_cannot_be_solved_is_named(changes: dict[str, object], says: str) -> None:
-    arguments: dict[str, object] = {"rate": 1000.0} | changes
+def test_what_cannot_be_solved_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        solve_truncated(GOOGLENET_P4, **arguments)  # type: ignore[arg-type]  # whatever a caller may give
+        solve_truncated(GOOGLENET_P4, **{"rate": 1000.0} | changes)
     assert says in raised.value.message
-
-
-def test_it_starts_at_the_given_place() -> None:
-    rate = 0.5 * GOOGLENET_P4.max_rate
-    cold = solve_truncated(GOOGLENET_P4, rate)
-    warm = solve_truncated(GOOGLENET_P4, rate, start=solve_truncated(GOOGLENET_P4, 0.95 * rate).table)
-    assert warm.table.tolist() == cold.table.tolist()
-    assert warm.iterations <= cold.iterations

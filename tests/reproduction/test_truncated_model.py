@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from reproduction.bounded import arrivals
-from reproduction.truncated import TruncatedModel, eta_bound, iterate_values, law_of, model_of, quick_law, start_actions
+from reproduction.truncated import TruncatedModel, eta_bound, law_of, model_of, quick_law
+from tests.rings import subcases
 
 from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost.profile import Floats, Profile
 
 SMALL = Profile(np.array([1.0, 1.5, 3.0]), np.array([2.0, 3.0, 7.0]), np.array([0.0, 0.5, 1.0]))
 RATE = 600.0
@@ -27,7 +28,7 @@ def written_out(model: TruncatedModel, action: int, state: int) -> Floats:
     return law
 
 
-@pytest.mark.parametrize("state", range(8))
+@subcases("state", range(8))
 def test_costs_and_laws_are_the_papers(state: int) -> None:
     values = np.arange(8.0) ** 2
     rows, lam = min(state, 6), RATE / 1000.0
@@ -64,30 +65,3 @@ def test_eta_keeps_every_probability_positive() -> None:
             if stays < 1.0:
                 least = min(least, MODEL.sojourn[action] / (1.0 - stays))
     assert eta_bound(MODEL) == pytest.approx(least, rel=1e-12)
-
-
-def test_sweeps_are_the_papers() -> None:
-    eta = 0.9 * eta_bound(MODEL)
-    values = np.zeros(8)
-    for done in range(1, 6):
-        choices = np.full((4, 8), np.inf)
-        for state in range(8):
-            for action in range(min(state, 3) + 1):
-                y = MODEL.sojourn[action]
-                moved = written_out(MODEL, action, state) @ values - values[state]
-                choices[action, state] = MODEL.costs[action, state] / y + eta / y * moved + values[state]
-        values = choices.min(axis=0) - values[0]
-        swept = iterate_values(MODEL, eta=eta, epsilon=1e-12, max_iterations=done)
-        assert swept.iterations == done
-        assert swept.values == pytest.approx(eta * (values - values[0]), rel=1e-11, abs=1e-11)
-        assert swept.actions.tolist() == choices.argmin(axis=0).tolist()
-
-
-def test_a_larger_eta_converges_faster() -> None:
-    model = model_of(GOOGLENET_P4, 2000.0, Prices(), 60, 100.0)
-    counts = [iterate_values(model, eta=share * eta_bound(model)).iterations for share in (0.25, 0.5, 0.99)]
-    assert counts == sorted(counts, reverse=True)
-
-
-def test_never_waiting_is_where_policy_iteration_starts() -> None:
-    assert start_actions(MODEL).tolist() == [0, 1, 2, 2, 2, 2, 2, 2]

@@ -1,5 +1,3 @@
-from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,19 +34,12 @@ def rng(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def times_of(text: str, count: int) -> Floats:
-    return parse_arrivals(text, capacity=CAPACITY).times(rng(), count)
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@subcases("text", TEXTS)
 def test_the_mean_rate_is_the_one_requested(text: str) -> None:
     arrivals = parse_arrivals(text, capacity=CAPACITY)
     times = arrivals.times(rng(), 200_000)
-    assert len(times) == 200_000
-    assert times[0] > 0.0
-    assert np.all(np.diff(times) >= 0.0)
-    rows = arrivals.sizes(0, len(times)).sum()
-    assert rows / times[-1] == pytest.approx(arrivals.rate, rel=0.06)
+    assert len(times) == 200_000 and times[0] > 0.0 and np.all(np.diff(times) >= 0.0)
+    assert arrivals.sizes(0, len(times)).sum() / times[-1] == pytest.approx(arrivals.rate, rel=0.06)
 
 
 @subcases(
@@ -60,23 +51,12 @@ def test_a_bare_number_is_a_load_and_a_rate_a_rate(text: str, rate: float) -> No
 
 
 @subcases("text", TEXTS)
-def test_the_first_ones_do_not_depend_on_how_many_are_requested(text: str) -> None:
-    few, many = times_of(text, 100), times_of(text, 3 * BLOCK)
-    assert np.array_equal(few, many[:100])
-
-
-@subcases("text", TEXTS)
-def test_blocks_are_what_times_gives_in_parts(text: str) -> None:
+def test_times_are_the_same_in_blocks_and_however_many_are_requested(text: str) -> None:
     arrivals = parse_arrivals(text, capacity=CAPACITY)
-    count = 2 * BLOCK + 7
-    blocks = list(arrivals.blocks(rng(), count))
-    assert max(map(len, blocks)) <= BLOCK
-    assert np.array_equal(np.concatenate(blocks), arrivals.times(rng(), count))
-
-
-def test_another_seed_gives_other_arrivals() -> None:
-    arrivals = Poisson(100.0)
-    assert not np.array_equal(arrivals.times(rng(1), 10), arrivals.times(rng(2), 10))
+    times = arrivals.times(rng(), 2 * BLOCK + 7)
+    blocks = list(arrivals.blocks(rng(), len(times)))
+    assert max(map(len, blocks)) <= BLOCK and np.array_equal(np.concatenate(blocks), times)
+    assert np.array_equal(arrivals.times(rng(), 100), times[:100])
 
 
 def test_gaps_of_poisson_and_gamma_have_their_coefficient_of_variation() -> None:
@@ -119,35 +99,29 @@ def test_a_rate_that_varies_is_followed(arrivals: Arrivals, shape: Floats) -> No
 
 
 def test_constant_gaps_are_equal_to_the_last_bit_of_the_time() -> None:
-    times = times_of("constant:0.5", 100_000)
-    assert times[-1] == 100_000 / 500.0
-    assert times[0] == 1 / 500.0
+    times = parse_arrivals("constant:0.5", capacity=CAPACITY).times(rng(), 100_000)
+    assert (times[0], times[-1]) == (1 / 500.0, 100_000 / 500.0)
 
 
 def test_a_trace_plays_what_was_recorded() -> None:
     trace = RecordedArrivals(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
     assert trace.times(rng(1), 100).tolist() == trace.times(rng(2), 100).tolist() == [0.0, 1.0, 1.0, 3.0]
-    assert trace.times(rng(), 2).tolist() == [0.0, 1.0]
-    assert trace.sizes(1, 3).tolist() == [2, 3]
-    assert trace.length == 4
-    assert trace.rate == pytest.approx(8 / 4.0)  # 3 gaps of 1 s on average, and one more after the last
-    assert trace.request_rate == pytest.approx(1.0)
-    assert trace != RecordedArrivals(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
+    assert (trace.times(rng(), 2).tolist(), trace.sizes(1, 3).tolist(), trace.length) == ([0.0, 1.0], [2, 3], 4)
+    # 3 gaps of 1 s on average, and one more after the last.
+    assert (trace.rate, trace.request_rate) == pytest.approx((8 / 4.0, 1.0))
+    long = np.arange(2.5 * BLOCK)
+    blocks = list(RecordedArrivals(long).blocks(rng(), len(long)))
+    assert len(blocks) == 3 and np.array_equal(np.concatenate(blocks), long)
 
 
-def test_a_long_trace_comes_in_blocks() -> None:
-    times = np.arange(2.5 * BLOCK)
-    blocks = list(RecordedArrivals(times).blocks(rng(), len(times)))
-    assert len(blocks) == 3
-    assert np.array_equal(np.concatenate(blocks), times)
-
-
-def test_a_trace_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "it.csv"
-    path.write_text("arrival_s,rows\n0,1\n2,3\n")
-    arrivals = parse_arrivals(f"trace:{path}")
-    assert arrivals.times(rng(), 10).tolist() == [0.0, 2.0]
-    assert arrivals.sizes(0, 2).tolist() == [1, 3]
+@subcases(
+    ("text", "times", "rows"),
+    [("arrival_s,rows\n0,1\n2,3\n", [0.0, 2.0], [1, 3]), ("arrival_s\n3\n3.5\n\n", [0.0, 0.5], [1, 1])],
+)
+def test_a_trace_from_a_file(text: str, times: list[float], rows: list[int], tmp_path: Path) -> None:
+    (tmp_path / "it.csv").write_text(text)
+    arrivals = parse_arrivals(f"trace:{tmp_path / 'it.csv'}")
+    assert (arrivals.times(rng(), 10).tolist(), arrivals.sizes(0, 2).tolist()) == (times, rows)
 
 
 @subcases(
@@ -201,43 +175,10 @@ def test_a_trace_checks_its_times(times: list[float]) -> None:
         RecordedArrivals(np.array(times))
 
 
-def test_processes_are_values() -> None:
-    assert Poisson(5.0) == Poisson(5.0)
-    assert Poisson(5.0) != Poisson(6.0)
-    kinds: list[Arrivals] = [Poisson(5.0), Sine(5.0), OnOff(5.0)]
-    assert all(one != other for one, other in pairwise(kinds))
-
-
-def write_trace(path: Path, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
-    """Write arrivals (seconds, ascending) and rows (1 each if left out) with all their digits."""
-    arrivals = [float(time) for time in times]
-    sizes = [1] * len(arrivals) if rows is None else [int(size) for size in rows]
-    lines = [f"{arrival!r},{size}\n" for arrival, size in zip(arrivals, sizes, strict=True)]
-    path.write_text("arrival_s,rows\n" + "".join(lines))
-
-
-def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
-    times = np.cumsum(np.random.default_rng(1).exponential(0.001, 1000))
-    times -= times[0]
-    rows = np.random.default_rng(2).integers(1, 9, 1000)
-    write_trace(tmp_path / "it.csv", times, rows)
-    read = read_trace(tmp_path / "it.csv")
-    assert np.array_equal(read[0], times)
-    assert np.array_equal(read[1], rows)
-
-
-def test_rows_are_one_by_default(tmp_path: Path) -> None:
-    write_trace(tmp_path / "it.csv", [0.0, 0.5])
-    assert (tmp_path / "it.csv").read_text() == "arrival_s,rows\n0.0,1\n0.5,1\n"
-    (tmp_path / "bare.csv").write_text("arrival_s\n3\n3.5\n\n")
-    times, rows = read_trace(tmp_path / "bare.csv")
-    assert times.tolist() == [0.0, 0.5]  # from the first on
-    assert rows.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("text", "message"),
     [
+        ("\xff\xfe", "cannot be read"),
         ("", "line 1: must be the header arrival_s,rows; is ''"),
         ("time,rows\n0,1\n", "line 1: must be the header"),
         ("arrival_s,rows\n0,1\n1\n", "line 3: '1': must have 2 value(s)"),
@@ -253,26 +194,14 @@ def test_rows_are_one_by_default(tmp_path: Path) -> None:
 )
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "it.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(SettingsError) as caught:
         read_trace(path)
-    assert message in caught.value.message
-    assert str(path) in caught.value.message
-
-
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "it.csv"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="cannot be read"):
-        read_trace(path)
-    with pytest.raises(SettingsError, match="cannot be read"):
-        read_trace(tmp_path / "nowhere.csv")
+    assert message in caught.value.message and str(path) in caught.value.message
 
 
 def test_what_a_server_records_is_read(tmp_path: Path) -> None:
     path = tmp_path / "it.csv"
     with ArrivalLog(path) as recorder:
         recorder.answered("square", [SimulatedRequest(0, 7.5), SimulatedRequest(1, 7.75, rows=3)], None, 8.0)
-    times, rows = read_trace(path)
-    assert times.tolist() == [0.0, 0.25]
-    assert rows.tolist() == [1, 3]
+    assert [column.tolist() for column in read_trace(path)] == [[0.0, 0.25], [1, 3]]

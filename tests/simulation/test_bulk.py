@@ -28,15 +28,13 @@ PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=0.5, max_batch_size=32)
 def test_bulk_work_adds_less_than_it_may_and_gets_most_of_the_idle_time() -> None:
     settings = settings_for(PROFILE, BatchingSettings(max_batch_size=32, bulk_delay=0.005, max_queue_size=1_000_000))
     alone = simulate(PROFILE, "greedy", "poisson:0.5", requests=20_000).outcomes["greedy"]
-    beside = simulate(PROFILE, "greedy", "poisson:0.5", requests=20_000, bulk=20_000, settings=settings).outcomes[
-        "greedy"
-    ]
+    both = simulate(PROFILE, "greedy", "poisson:0.5", requests=20_000, bulk=20_000, settings=settings)
+    beside = both.outcomes["greedy"]
     assert beside.p99_ms.value - alone.p99_ms.value < 5.0
     assert beside.response_time_ms.value - alone.response_time_ms.value < 5.0
     assert 0.8 <= beside.bulk_share <= 1.0
     assert beside.bulk_rate == pytest.approx(beside.bulk_share * PROFILE.max_rate * (1.0 - beside.busy_share))
-    assert isnan(alone.bulk_rate)
-    assert isnan(alone.bulk_share)
+    assert isnan(alone.bulk_rate) and isnan(alone.bulk_share)
 
 
 def test_without_arrivals_for_a_while_bulk_work_goes_on_and_ends() -> None:

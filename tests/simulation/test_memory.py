@@ -2,10 +2,10 @@
 
 import gc
 
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.simulation.engine import PART, Engine, EventLog, LogPart, ServiceTimes, SimulatedRequest, SimulatedWorkers
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.simulation.engine import SimulatedRequest
 from weir.simulation.results import BatchMeans
-from weir.simulation.simulator import policy_for, settings_for, simulate
+from weir.simulation.simulator import simulate
 
 
 def test_requests_that_had_their_end_are_forgotten() -> None:
@@ -22,36 +22,8 @@ def test_requests_that_had_their_end_are_forgotten() -> None:
 def test_what_is_kept_of_a_run_has_one_size() -> None:
     def kept(requests: int) -> int:
         seen = BatchMeans(GOOGLENET_P4, requests // 10, requests)
-        arrays = [
-            *seen.sums.values(),
-            seen.starts,
-            seen.sizes,
-            seen.reasons,
-            seen.responses.counts,
-            seen.responses.by_stretch,
-        ]
-        return sum(each.nbytes for each in arrays)
+        responses = seen.responses
+        arrays = [seen.starts, seen.sizes, seen.reasons, responses.counts, responses.by_stretch]
+        return sum(each.nbytes for each in [*seen.sums.values(), *arrays])
 
     assert kept(10**9) <= kept(10**5) * 1.05
-
-
-def test_a_part_is_handed_over_before_it_is_large() -> None:
-    sizes: list[int] = []
-
-    class Noting(BatchMeans):
-        """Notes how large the parts are."""
-
-        def __call__(self, part: LogPart) -> None:
-            sizes.append(len(part.request))
-            super().__call__(part)
-
-    profile = Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=32)
-    count = 2 * PART + 10
-    seen = Noting(profile, 0, count)
-    workers = SimulatedWorkers(ServiceTimes(profile, 1))
-    engine = Engine(settings_for(profile), policy_for("full:32", profile), workers, EventLog(seen))
-    engine.arrive(0, [0.0002 * number for number in range(count)])
-    engine.finish()
-    assert sum(sizes) == count
-    assert all(PART <= size < PART + 32 for size in sizes[:-1])
-    assert len(sizes) == 3

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from benchmarks.policies.event_loop import interval, served_by_several, sharper
+from benchmarks.policies.event_loop import interval, served_by_several
 from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.tables import Table, greedy_table, limit_of, multi_worker_table
+from weir.policy.solve.tables import greedy_table, limit_of, multi_worker_table
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.replicas import ReplicaCase, Replicas, best_tables, estimate, looks, quantiles
+from weir.simulation.replicas import Replicas, best_tables, estimate, quantiles
 from weir.simulation.rounds import Rule, play
 
 P4 = GOOGLENET_P4
@@ -34,38 +34,6 @@ def test_the_same_batches_are_cut_as_one_at_a_time(workers: int) -> None:
             times = 1000.0 * rounds.responses[np.repeat(counted, rounds.sizes)]
             np.testing.assert_allclose(seen.times_ms[number][queue], times, rtol=1e-6)
             assert seen.response_ms[number, queue] == pytest.approx(times.mean())
-
-
-@pytest.mark.parametrize("cv", [0.0, 0.2])
-def test_cases_that_are_served_at_once_are_served_as_each_alone(cv: float) -> None:
-    profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=16, cv=cv)
-    replicas = Replicas(profile, 1).with_workers(3)
-    tables = [multi_worker_table(profile, limit) for limit in (1, 7, 16)]
-    cases = [
-        ReplicaCase(load * 3 * profile.max_rate, tables[:many], replicas.draws(queues, rows, [many]))
-        for load, many, queues, rows in ((0.2, 3, 5, 700), (0.95, 1, 2, 3_000), (0.6, 2, 4, 50))
-    ]
-    for case, made in zip(cases, replicas.serve_all(cases, times=True), strict=True):
-        alone = Replicas(profile, 3).serve(*case, times=True)
-        np.testing.assert_allclose(made.response_ms, alone.response_ms, rtol=1e-9)
-        np.testing.assert_allclose(made.power_w, alone.power_w, rtol=1e-9)
-        assert (made.batches == alone.batches).all()
-        for some, others in zip(made.times_ms, alone.times_ms, strict=True):
-            for one, other in zip(some, others, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-def test_rates_that_are_looked_at_together_give_what_each_gives_alone() -> None:
-    replicas = Replicas(P4, 4)
-    rates = [load * 4 * P4.max_rate for load in (0.2, 0.6, 0.95)]
-    found = best_tables(replicas, rates, Prices(1.0, 0.3), 1)
-    alone = [best_tables(Replicas(P4, 4), [rate], Prices(1.0, 0.3), 1)[0] for rate in rates]
-    assert list(map(limit_of, found)) == list(map(limit_of, alone))
-    table = multi_worker_table(P4, 5)
-    together = looks(replicas, [(rate, table) for rate in rates], 1, 30_000)
-    for rate, seen in zip(rates, together, strict=True):
-        one = looks(Replicas(P4, 4), [(rate, table)], 1, 30_000)[0]
-        np.testing.assert_allclose(seen.estimate(), one.estimate(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("cv", [0.05, 0.4, 1.5])
@@ -95,25 +63,6 @@ def test_what_is_predicted_is_what_an_event_loop_sees(workers: int, load: float,
 
 
 @needs_compiler
-@pytest.mark.parametrize(("workers", "most", "load", "cv"), spread([(2, 2, 0.94, 1.9), (16, 6, 0.97, 1.6)]))
-def test_long_queues_are_predicted_where_service_times_vary_much(
-    workers: int, most: int, load: float, cv: float
-) -> None:
-    """How long they are is mostly chance, for the event loop too: what is known of it is left out."""
-    profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=most, cv=cv)
-    rate, table = load * workers * profile.max_rate, multi_worker_table(profile, most)
-    predicted = estimate(Replicas(profile, workers), rate, table, 1)
-    seen = served_by_several(
-        profile, rate, [table] * workers, 300_000, parts=40, warm=300_000, share=0.0,
-        late=[0.97 * predicted.p99_ms, 1.03 * predicted.p99_ms],
-        bends=[part * workers * predicted.p99_ms for part in (0.0, 0.1, 0.3, 0.6, 0.9)],
-    )  # fmt: skip
-    mean, sooner, later = (sharper(each, seen.sharp[:, 1:]) for each in (seen.sharp[:, 0], *seen.shares.T))
-    assert mean.low * 0.99 < predicted.response_time_ms < mean.high * 1.01
-    assert sooner.high > 0.01 > later.low
-
-
-@needs_compiler
 @pytest.mark.parametrize(
     ("profile", "workers", "load", "prices"),
     spread([(P4, 2, 0.4, Prices(1.0, 1.0)), (FLAT, 8, 0.45, Prices(1.0, 0.0)), (FLAT, 4, 0.7, Prices(1.0, 0.0))]),
@@ -134,19 +83,6 @@ def test_the_common_limit_is_the_best_of_all(
     assert costs[found - 1] < 1.005 * min(costs)
     bank = make_bank(profile, prices, workers=workers)
     assert costs[int(bank.limits()[bank.index_of(rate)]) - 1] < 1.03 * min(costs)
-
-
-@needs_compiler
-def test_limits_by_the_number_of_idle_workers_gain_nothing() -> None:
-    """A second, lower limit while many are idle: of all pairs, none is better than the best single one by 0.5 %."""
-    workers, rate = 8, 0.45 * 8 * FLAT.max_rate
-
-    def mean(few: int, many: int) -> float:
-        tables: list[Table] = [multi_worker_table(FLAT, few if idle < 3 else many) for idle in range(workers)]
-        return float(served_by_several(FLAT, rate, tables, 20_000, parts=5, warm=10_000, share=0.0).means.mean())
-
-    single = min(mean(limit, limit) for limit in range(9, 16))
-    assert min(mean(few, many) for few in range(9, 18, 2) for many in range(1, few, 3)) > 0.995 * single
 
 
 def test_a_profile_without_a_choice_is_estimated_too() -> None:

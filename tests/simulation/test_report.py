@@ -35,25 +35,20 @@ def shown(compared: Comparison, width: int = 100) -> list[str]:
     return captured.get().splitlines()
 
 
-def test_the_heading_says_what_was_simulated(compared: Comparison) -> None:
+def test_the_best_is_first_and_the_others_say_how_far_they_are_from_it(compared: Comparison) -> None:
     assert heading(compared) == (
         "poisson:0.7: 2,071 rows/s, load 0.7 on 1 worker; cost = 1/ms, 1/W at 2000 rows/s; 2,666 requests counted, seed 1"
     )
-
-
-def test_the_best_is_first_and_the_others_say_how_far_they_are_from_it(compared: Comparison) -> None:
     title, *rows = shown(compared)
     assert " ".join(title.split()) == "policy response ms p99 ms power W batch busy cost above best"
     assert [row.split()[0] for row in rows] == ["control-limit:8", "greedy", "full:1"]
     assert rows[0].rstrip().endswith("best")
-    assert " +" in rows[1]
-    assert rows[1].count("±") == 3
-    assert rows[2].split()[1] == "unstable"
-    assert "±" not in rows[2]
-
-
-def test_nothing_is_cut_off_in_a_narrow_terminal(compared: Comparison) -> None:
-    assert not any("…" in row for row in shown(compared, 80))
+    assert " +" in rows[1] and rows[1].count("±") == 3
+    assert rows[2].split()[1] == "unstable" and "±" not in rows[2]
+    assert not any("…" in row for row in shown(compared, 80))  # nothing is cut off in a narrow terminal
+    html = compared._repr_html_()  # a notebook shows the same table
+    assert html.startswith(f"<table><caption>{heading(compared)}</caption>")
+    assert html.count("<tr><td>") == len(compared.outcomes) and "<td>best</td>" in html
 
 
 def test_what_is_lost_has_a_column_where_something_is() -> None:
@@ -67,7 +62,7 @@ def test_what_is_lost_has_a_column_where_something_is() -> None:
     assert compared.outcomes["full:1"].cost.value < compared.outcomes["control-limit:8"].cost.value
 
 
-def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_keep_it(tmp_path: Path) -> None:
+def test_with_an_objective_policies_are_compared_by_power_if_they_keep_it(tmp_path: Path) -> None:
     compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective="p99=6ms")
     assert "p99=6ms with the least energy" in heading(compared)
     title, *rows = shown(compared)
@@ -84,7 +79,7 @@ def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_ke
     assert "p99=40ms" in (tmp_path / "it.svg").read_text()
 
 
-def test_with_the_most_in_time_as_objective_that_is_what_policies_are_compared_by() -> None:
+def test_with_the_most_in_time_as_objective_that_is_compared() -> None:
     text = "in-time=6ms,refusal=0.5"
     compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective=text)
     assert "in-time=6ms,refusal=0.5 for the most requests" in heading(compared)
@@ -143,9 +138,3 @@ def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
     assert 1_000 < (tmp_path / "bank.png").stat().st_size < 150_000
     shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "bank.svg").read_text())
     assert {"solved, mean", "solved, p99", "greedy, mean", "greedy", "rate (rows/s)", "power (W)"} <= set(shown)
-
-
-def test_a_notebook_shows_the_same_table(compared: Comparison) -> None:
-    html = compared._repr_html_()
-    assert html.startswith(f"<table><caption>{heading(compared)}</caption>")
-    assert html.count("<tr><td>") == len(compared.outcomes) and "<td>best</td>" in html

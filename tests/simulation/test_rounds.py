@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from benchmarks.policies.harness import EVERY_DELAY
+from tests.rings import subcases
 
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
@@ -30,16 +31,14 @@ def same(profile: Profile, rule: Rule, policy: str, arrivals: Floats, workers: i
     np.testing.assert_allclose(ours.ends, theirs.batches.end[:count], rtol=0.0, atol=1e-9)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("load", [0.2, 0.8])
-@pytest.mark.parametrize("profile", [P4, RANDOM], ids=["exact", "random"])
+@subcases(("profile", "load", "workers"), [(P4, 0.2, 1), (P4, 0.8, 3), (RANDOM, 0.8, 1), (RANDOM, 0.2, 3)])
 def test_control_limits(profile: Profile, load: float, workers: int) -> None:
     for limit in (1, 9, 32):
         rule = Rule(limit_table(limit, 32).tolist())
         same(profile, rule, f"control-limit:{limit}", poisson(load, workers=workers), workers)
 
 
-@pytest.mark.parametrize("load", [0.1, 0.7])
+@subcases("load", [0.1, 0.7])
 def test_sizes_and_delays(load: float) -> None:
     for size, delay in ((4, EVERY_DELAY[3]), (24, EVERY_DELAY[7])):
         rule = Rule(limit_table(size, 32).tolist(), allowance=[delay] * 33)

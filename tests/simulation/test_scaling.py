@@ -12,18 +12,13 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.scaling import WorkerRange
-from weir.simulation.scaling import (
-    CapacityRequest,
-    ScalingTrial,
-    WorkerLoad,
-    measure_capacity,
-    range_of,
-    simulate_scaling,
-)
+from weir.simulation import scaling
+from weir.simulation.scaling import CapacityRequest, ScalingTrial, WorkerLoad, measure_capacity
 from weir.simulation.simulator import run
 
 # A batch of b takes 0.4 + 0.1 b seconds: 10 rows per second in batches of 16, and 2 one by one.
 SLOW = Profile.linear(alpha_ms=100.0, tau0_ms=400.0, max_batch_size=16)
+CHANCY = Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=12, cv=0.5)
 OBJECTIVE = LatencySLO.parse("p99=4s")
 RANGE = WorkerRange(1, 8)
 
@@ -48,21 +43,6 @@ def trial() -> ScalingTrial:
 # What each number of workers can do.
 
 
-@pytest.mark.nightly
-def test_capacity_is_the_highest_rate_at_which_the_objective_is_kept(trial: ScalingTrial) -> None:
-    capacity = trial.capacity
-    assert capacity.goal == "p99=4000ms"
-    assert capacity.exceeded == pytest.approx(0.01)
-    assert capacity.slack == pytest.approx(2.0)
-    for workers in (1, 4, 8):
-        kept = capacity.rates[workers - 1]
-        rng = np.random.default_rng(11)
-        for share, keeps in ((0.9, True), (1.15, False)):
-            times = np.cumsum(rng.exponential(1.0 / (share * kept), 20_000))
-            responses = run(SLOW, "greedy", times, workers=workers).response_time_ms
-            assert (np.quantile(responses, 0.99) <= 4000.0) == keeps, (workers, share)
-
-
 def test_capacity_predicts_what_one_more_or_one_less_gives(trial: ScalingTrial) -> None:
     capacity = trial.capacity
     fewer, more = capacity.predict(2, 14.0), capacity.predict(3, 14.0)
@@ -84,38 +64,11 @@ def test_capacity_of_a_target_load_is_that_share() -> None:
     assert capacity.slack == 5.0, "without a deadline a queue may last as long as a start takes"
 
 
-def test_knee_is_the_fewest_workers_whose_cost_times_their_number_is_near_the_least() -> None:
-    prices = Prices(1.0, 0.0)
-    capacity = measure_capacity(CapacityRequest(SLOW, 5, 0.1, prices=prices))
-    assert capacity.goal == "knee"
-    assert capacity.slack == pytest.approx(2.0), "or as long as a batch"
-    for rate in (0.1, 0.2, 0.35, 0.5):
-        rate *= 5.0 * SLOW.max_rate
-        found = [capacity.predict(workers, rate) for workers in range(1, 6)]
-        products = np.array([each.workers * each.response_time_ms for each in found if each is not None])
-        least = np.minimum.accumulate(products[::-1])[::-1]
-        near = np.flatnonzero(products <= 1.1 * least)[0] + 1
-        assert abs(capacity.needed(rate) - near) <= (abs(products[near - 1] / least[near - 1] - 1.1) < 0.02)
-
-
 def test_workers_that_gain_nothing_are_not_used() -> None:
     """Service times that do not depend on the size: one worker more answers as many rows as before, hardly sooner."""
     flat = Profile.linear(alpha_ms=0.1, tau0_ms=8.0, max_batch_size=32)
     capacity = measure_capacity(CapacityRequest(flat, 8, 1.0, prices=Prices(1.0, 0.0)))
-    assert capacity.needed(0.35 * 8 * flat.max_rate) <= 4
-
-
-@pytest.mark.nightly
-def test_capacity_of_greedy_is_measured_with_the_batches_that_greedy_takes() -> None:
-    times = np.where(np.arange(1, 17) <= 8, 20.0, 400.0)  # more than 8 rows are slow
-    profile = Profile(times, times, np.zeros(16))
-    made = measure_capacity(CapacityRequest(profile, 3, 1.0, objective=LatencySLO.parse("p99=800ms")))
-    solved = measure_capacity(CapacityRequest(profile, 3, 1.0, objective=LatencySLO.parse("p99=800ms"), solved=True))
-    assert solved.rates[-1] > 0.9 * 3 * profile.max_rate
-    responses = run(
-        profile, "greedy", np.cumsum(np.random.default_rng(1).exponential(1.0 / made.rates[-1], 40_000)), workers=3
-    ).response_time_ms
-    assert np.mean(responses > 800.0) <= 0.01
+    assert capacity.goal == "knee" and capacity.needed(0.35 * 8 * flat.max_rate) <= 4
 
 
 @pytest.mark.parametrize("workers", spread([1, 3]))
@@ -127,22 +80,22 @@ def test_the_objective_is_kept_at_the_rate_that_is_said_to_keep_it(workers: int)
     assert late.mean() <= 0.01
 
 
-def test_an_objective_that_chance_alone_breaks_is_refused() -> None:
-    profile = Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=12, cv=0.5)
-    with pytest.raises(SettingsError, match="cannot be kept by any number of workers"):
-        measure_capacity(CapacityRequest(profile, 2, 1.0, objective=LatencySLO.parse("p99=7ms")))
-
-
 def test_capacity_of_a_policy_that_waits_is_measured_with_its_limits() -> None:
     waiting = CapacityRequest(SLOW, 2, 1.0, target_load=0.5, prices=Prices(1.0, 5000.0), solved=True)
-    slower = measure_capacity(waiting)
-    faster = measure_capacity(replace(waiting, solved=False))
+    slower, faster = (measure_capacity(replace(waiting, solved=solved)) for solved in (True, False))
     assert slower.figures[1][0][0] > faster.figures[1][0][0]
 
 
-def test_objective_that_no_worker_can_keep_is_refused() -> None:
-    with pytest.raises(SettingsError, match="a row alone takes 500 ms"):
-        measure_capacity(CapacityRequest(SLOW, 2, 1.0, objective=LatencySLO.parse("p99=300ms")))
+@subcases(
+    ("profile", "objective", "message"),
+    [
+        (SLOW, "p99=300ms", "a row alone takes 500 ms"),
+        (CHANCY, "p99=7ms", "cannot be kept by any number of workers"),
+    ],
+)
+def test_objective_that_no_worker_can_keep_is_refused(profile: Profile, objective: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        measure_capacity(CapacityRequest(profile, 2, 1.0, objective=LatencySLO.parse(objective)))
 
 
 # The engine.
@@ -155,23 +108,18 @@ def test_fixed_number_is_what_the_simulator_does_anyway(trial: ScalingTrial) -> 
     assert seen.worker_seconds == pytest.approx(4.0 * (seen.run.seconds - seen.since))
 
 
-def test_workers_serve_only_after_they_have_started(trial: ScalingTrial) -> None:
+def test_workers_come_and_go_and_no_request_is_lost(trial: ScalingTrial) -> None:
     made = trial.run("weir")
-    begun: dict[int, float] = {}
-    for worker, start in zip(made.run.batches.worker.tolist(), made.run.batches.start.tolist(), strict=True):
-        begun.setdefault(worker, start)
-    first_change = made.counts[1][0]
-    assert min(start for worker, start in begun.items() if worker > 0) >= first_change + 5.0
-
-
-def test_no_request_is_lost_when_workers_come_and_go(trial: ScalingTrial) -> None:
-    made = trial.run("weir")
-    assert np.isfinite(made.run.end).all()
-    assert made.starts > 2
-    batches = made.run.batches
+    batches, first_change = made.run.batches, made.counts[1][0]
+    assert batches.start[batches.worker > 0].min() >= first_change + 5.0  # they serve once they have started
+    assert np.isfinite(made.run.end).all() and made.starts > 2
     order = np.lexsort((batches.start, batches.worker))
     same = batches.worker[order][1:] == batches.worker[order][:-1]
     assert (batches.start[order][1:] >= batches.end[order][:-1] - 1e-9)[same].all(), "one batch at a time"
+    assert trial.outcome("weir") == trial.outcome("weir")
+    seen, peak = trial.outcome("weir"), trial.outcome("fixed:4")
+    assert seen.late_share <= 0.05 and seen.most_workers <= 8
+    assert seen.worker_hours < 0.75 * peak.worker_hours
 
 
 def test_worker_hours_count_starts_and_the_last_batches() -> None:
@@ -189,41 +137,21 @@ def test_worker_hours_count_starts_and_the_last_batches() -> None:
     assert made.counts == [(0.0, 1), (100.0, 2), (103.0, 1)]
 
 
-def test_same_seed_gives_the_same_run(trial: ScalingTrial) -> None:
-    assert trial.outcome("weir") == trial.outcome("weir")
-
-
-def test_batches_of_a_pipeline_follow_one_another_on_workers_that_come_and_go() -> None:
-    piped = replace(SLOW, pipeline_depth=2)
-    made = ScalingTrial(piped, WAVE, WorkerRange(1, 4), 5.0, objective=OBJECTIVE).run("weir")
-    assert np.isfinite(made.run.end).all()
-    assert made.starts > 2
+def test_pipelines_and_policies_that_wait_for_ever_end_with_the_arrivals() -> None:
+    piped = ScalingTrial(replace(SLOW, pipeline_depth=2), WAVE, WorkerRange(1, 4), 5.0, objective=OBJECTIVE)
+    waiting = ScalingTrial(SLOW, np.arange(0.0, 60.0, 0.7), RANGE, 5.0, policy="full:16", target_load=0.8)
+    runs = [trial.run("weir") for trial in (piped, waiting)]
+    assert all(np.isfinite(made.run.end).all() for made in runs) and runs[0].starts > 2
 
 
 def test_random_service_times_and_deadlines_are_simulated_too() -> None:
-    varying = replace(SLOW, cv=np.full(16, 0.3))
-    trial = ScalingTrial(
-        varying, WAVE, RANGE, 20.0, target_load=0.8, deadline=2.0, settings=BatchingSettings(max_batch_size=16)
-    )
+    varying, settings = replace(SLOW, cv=np.full(16, 0.3)), BatchingSettings(max_batch_size=16)
+    trial = ScalingTrial(varying, WAVE, RANGE, 20.0, target_load=0.8, deadline=2.0, settings=settings)
     seen = trial.outcome("weir")
-    assert 0.0 < seen.late_share < 0.5
-    assert seen.longest_ms < 5000.0
-
-
-def test_policy_that_waits_for_ever_ends_with_the_arrivals() -> None:
-    times = np.arange(0.0, 60.0, 0.7)
-    made = ScalingTrial(SLOW, times, RANGE, 5.0, policy="full:16", target_load=0.8).run("weir")
-    assert np.isfinite(made.run.end).all()
+    assert 0.0 < seen.late_share < 0.5 and seen.longest_ms < 5000.0
 
 
 # Weir's rule in the engine.
-
-
-def test_objective_is_kept_through_a_wave_with_far_fewer_hours_than_its_peak_needs(trial: ScalingTrial) -> None:
-    seen, peak = trial.outcome("weir"), trial.outcome("fixed:4")
-    assert seen.late_share <= 0.05
-    assert seen.worker_hours < 0.75 * peak.worker_hours
-    assert seen.most_workers <= 8
 
 
 def test_zero_workers_are_kept_while_nothing_comes() -> None:
@@ -259,18 +187,15 @@ def test_rule_that_weir_does_not_have_is_named(text: str, trial: ScalingTrial) -
         trial.run(text)
 
 
-def test_fixed_number_is_a_number() -> None:
+def test_fixed_number_is_a_number_within_the_range() -> None:
     with pytest.raises(SettingsError, match="scaling='fixed:none': workers='none': must be 1 or more"):
-        range_of("fixed:none", RANGE)
-
-
-def test_fixed_number_is_within_the_range() -> None:
-    assert range_of("fixed:99", RANGE) == WorkerRange(8, 8)
+        scaling.range_of("fixed:none", RANGE)
+    assert scaling.range_of("fixed:99", RANGE) == WorkerRange(8, 8)
 
 
 def test_comparison_has_each_rule_on_the_same_arrivals() -> None:
     reported: list[str] = []
-    compared = simulate_scaling(
+    compared = scaling.simulate_scaling(
         SLOW, ["weir", "fixed:3"], "sine:0.4,depth=0.9,period=200s",
         workers="1..4", start_up=5.0, requests=4000, objective="p99=4s", progress=lambda what, done, total: reported.append(what),
     )  # fmt: skip
@@ -296,5 +221,5 @@ def test_comparison_has_each_rule_on_the_same_arrivals() -> None:
 def test_mistakes_are_named_before_anything_is_simulated(changed: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"rules": ["weir"], "arrivals": "poisson:0.5", "workers": "1..4"} | changed
     with pytest.raises(SettingsError, match=r"^[^\n]*$") as raised:
-        simulate_scaling(SLOW, **arguments)
+        scaling.simulate_scaling(SLOW, **arguments)
     assert message in str(raised.value)

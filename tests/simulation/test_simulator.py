@@ -1,6 +1,8 @@
 """Simulated means against what is known exactly, in intervals; and what a comparison promises."""
 
 from collections import Counter
+from collections.abc import Callable
+from itertools import product
 from math import exp, factorial, inf, log
 from pathlib import Path
 from sys import maxsize
@@ -20,17 +22,9 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
-from weir.simulation.arrivals import Ints, Poisson, RecordedArrivals
-from weir.simulation.simulator import (
-    capacity_of,
-    fresh,
-    is_bounded,
-    policy_for,
-    run,
-    settings_for,
-    simulate,
-    split_policies,
-)
+from weir.simulation import simulator
+from weir.simulation.arrivals import RecordedArrivals
+from weir.simulation.simulator import capacity_of, policy_for, settings_for, simulate
 
 ONE = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1)  # one at a time, 2 ms each
 ONE_RANDOM = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1, cv=1.0)
@@ -49,17 +43,12 @@ def waiting_of_erlang(load: float, workers: int) -> float:
     return full / (sum(offered**k / factorial(k) for k in range(workers)) + full)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.7])
-def test_one_at_a_time_with_equal_times_is_m_d_1(load: float) -> None:
+@subcases("load", [0.3, 0.7])
+def test_one_at_a_time_is_m_d_1_or_m_m_1(load: float) -> None:
     seen = simulate(ONE, ["greedy"], f"poisson:{load}", requests=20_000).outcomes["greedy"]
     assert 2.0 + load * 2.0 / (2.0 * (1.0 - load)) in seen.response_time_ms
     assert seen.busy_share == pytest.approx(load, rel=0.02)
-    assert seen.queue_time_ms == pytest.approx(seen.response_time_ms.value - 2.0)
-    assert seen.batch_size == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("load", [0.3, 0.7])
-def test_one_at_a_time_with_exponential_times_is_m_m_1(load: float) -> None:
+    assert (seen.queue_time_ms, seen.batch_size) == pytest.approx((seen.response_time_ms.value - 2.0, 1.0))
     seen = simulate(ONE_RANDOM, ["greedy"], f"poisson:{load}", requests=20_000).outcomes["greedy"]
     mean = 2.0 / (1.0 - load)
     assert mean in seen.response_time_ms
@@ -68,7 +57,7 @@ def test_one_at_a_time_with_exponential_times_is_m_m_1(load: float) -> None:
     assert seen.beyond(mean / 1000.0) == pytest.approx(exp(-1.0), abs=0.03)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@subcases("workers", [2, 4])
 def test_several_workers_on_one_line_are_m_m_c(workers: int) -> None:
     load = 0.7
     seen = simulate(ONE_RANDOM, ["greedy"], f"poisson:{load}", workers=workers, requests=20_000).outcomes["greedy"]
@@ -77,30 +66,19 @@ def test_several_workers_on_one_line_are_m_m_c(workers: int) -> None:
     assert seen.busy_share == pytest.approx(load, rel=0.03)
 
 
-GRID = [
-    (name, load, policy)
-    for name in PROFILES
-    for load in (0.2, 0.6, 0.8)
-    for policy in ("greedy", "full:4", "control-limit:3")
-]
-
-
-def table_of(policy: str, largest: int) -> Table:
-    return {"greedy": greedy_table(largest), "full:4": static_table(4), "control-limit:3": limit_table(3, largest)}[
-        policy
-    ]
+TABLES: dict[str, Callable[[int], Table]] = {
+    "greedy": greedy_table,
+    "full:4": lambda _: static_table(4),
+    "control-limit:3": lambda largest: limit_table(3, largest),
+}
 
 
 @pytest.mark.parametrize("of", spread(PROFILES))
 def test_means_are_those_of_the_exact_evaluation(of: str) -> None:
-    prices, outside = Prices(1.0, 2.0), Counter[str]()
-    for seed, (name, load, policy) in enumerate(GRID):
-        if name != of:
-            continue
-        profile = PROFILES[name]
+    profile, prices, outside = PROFILES[of], Prices(1.0, 2.0), Counter[str]()
+    for seed, (load, policy) in enumerate(product((0.2, 0.6, 0.8), TABLES)):
         compared = simulate(profile, [policy], f"poisson:{load}", requests=10_000, seed=seed, prices=prices)
-        seen = compared.outcomes[policy]
-        table = table_of(policy, profile.max_batch_size)
+        seen, table = compared.outcomes[policy], TABLES[policy](profile.max_batch_size)
         exact = evaluate(profile, compared.rate, table, prices)
         assert seen.stable is exact.stable
         if not exact.stable:
@@ -124,26 +102,10 @@ def test_the_same_seed_gives_the_same_and_another_another() -> None:
     assert first.to_dict() != other.to_dict()
 
 
-def test_policies_meet_the_same_arrivals_and_luck_whatever_else_is_compared() -> None:
+def test_policies_meet_the_same_luck_whatever_else_is_compared() -> None:
     alone = simulate(NOISY, ["control-limit:3"], "poisson:0.6", requests=5_000)
     among = simulate(NOISY, ["greedy", "full:4", "control-limit:3"], "poisson:0.6", requests=5_000)
     assert alone.outcomes["control-limit:3"].to_dict() == among.outcomes["control-limit:3"].to_dict()
-    times = Poisson(400.0).times(np.random.default_rng(1), 500)
-    one, other = run(NOISY, "greedy", times), run(NOISY, "control-limit:2", times)
-    both = [
-        (took, rows, took_other)
-        for took, rows, first in zip(one.batches.end - one.batches.start, one.batches.rows, firsts(one.batches.requests), strict=True)
-        for took_other, rows_other, first_other in zip(
-            other.batches.end - other.batches.start, other.batches.rows, firsts(other.batches.requests), strict=True
-        )
-        if first == first_other and rows == rows_other
-    ]  # fmt: skip
-    assert len(both) > 20
-    assert all(took == pytest.approx(took_other) for took, _, took_other in both)
-
-
-def firsts(requests: Ints) -> list[int]:
-    return [int(first) for first in np.cumsum(requests) - requests]
 
 
 def test_differences_are_surer_than_what_they_are_of() -> None:
@@ -256,40 +218,27 @@ def test_a_trace_is_played_whole() -> None:
     assert not fast.stable
 
 
-def test_of_a_single_request_little_is_known() -> None:
-    compared = simulate(ONE, ["greedy"], "poisson:0.5", requests=2, warm_up=0.99)
-    seen = compared.outcomes["greedy"]
-    assert seen.requests == 1
-    assert (seen.response_time_ms.low, seen.response_time_ms.high) == (-inf, inf)
-    assert seen.to_dict()["power_w"]["value"] is None
-
-
-def test_policies_have_names() -> None:
-    compared = simulate(NOISY, [Greedy(), "greedy", ControlLimit(3)], "poisson:0.5", requests=200)
-    assert list(compared.outcomes) == ["Greedy()", "greedy", "ControlLimit(limit=3)"]
-    assert compared.outcomes["greedy"].policy == "greedy"
-
-
 def test_progress_is_reported_to_the_end() -> None:
     told: list[tuple[str, int, int]] = []
-    simulate(
-        NOISY, {"a": "greedy", "b": "full:4"}, "poisson:0.5", requests=20_000, progress=lambda *each: told.append(each)
-    )
-    assert [each[0] for each in told] == ["a", "a", "b", "b"]
-    assert [each[1:] for each in told[:2]] == [(16_384, 20_000), (20_000, 20_000)]
+    policies = {"a": "greedy", "b": "full:4"}
+    simulate(NOISY, policies, "poisson:0.5", requests=20_000, progress=lambda *each: told.append(each))
+    assert told == [(name, done, 20_000) for name in policies for done in (16_384, 20_000)]
 
 
 @subcases(
     ("changed", "message"),
     [
         ({"workers": 0}, "workers=0: must be 1 or more"),
+        ({"workers": 2.5}, "workers=2.5: must be 1 or more, a whole number"),
+        ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"requests": 1}, "requests=1: must be 2 or more"),
+        ({"requests": 50.5}, "requests=50.5: must be 2 or more, a whole number"),
+        ({"deadline": -1.0}, "deadline=-1.0: must be a number of seconds, greater than 0"),
+        ({"late_after": float("nan")}, "late_after=nan: must be a number of seconds, greater than 0"),
         ({"warm_up": 1.0}, "warm_up=1.0: must be a share, from 0 to below 1"),
         ({"policies": []}, "must be one or more"),
         ({"policies": ["greedy", "greedy"]}, "policy='greedy': given twice"),
         ({"policies": ["greedyy"]}, "policy='greedyy': must be one of"),
-        ({"policies": ["full:16"]}, "size=16 must not be greater than max_batch_size=8"),
-        ({"arrivals": "poisson:x"}, "load='x'"),
         ({"settings": BatchingSettings(max_batch_size=9)}, "max_batch_size=9: must not be greater than the profile's 8"),
     ],
 )  # fmt: skip
@@ -300,12 +249,12 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], message: str) -> None:
     assert message in caught.value.message
 
 
-def test_an_unknown_name_in_a_difference_is_named() -> None:
-    compared = simulate(NOISY, ["greedy"], "poisson:0.5", requests=200)
-    with pytest.raises(SettingsError, match="policy='full'"):
-        compared.difference("greedy", "full")
-    with pytest.raises(SettingsError, match="what='speed'"):
-        compared.difference("greedy", "greedy", "speed")
+def test_policies_have_names_and_an_unknown_one_in_a_difference_is_named() -> None:
+    compared = simulate(NOISY, [Greedy(), "greedy", ControlLimit(3)], "poisson:0.5", requests=200)
+    assert list(compared.outcomes) == ["Greedy()", "greedy", "ControlLimit(limit=3)"]
+    for names, message in ((("greedy", "full"), "policy='full'"), (("greedy", "greedy", "speed"), "what='speed'")):
+        with pytest.raises(SettingsError, match=message):
+            compared.difference(*names)
 
 
 # The best batch is 4: 4000 rows/s; a full one of 8 serves 2667.
@@ -324,98 +273,44 @@ def test_a_long_line_is_served_in_the_batches_that_the_policy_cuts(policy: Polic
     assert capacity_of(policy, PEAKED, settings_for(PEAKED), workers=3) == pytest.approx(3.0 * capacity)
 
 
-def test_the_solved_policy_serves_all_that_can_be_served_once_it_knows_the_rate() -> None:
+def test_the_solved_policy_serves_all_that_can_be_served() -> None:
     compared = simulate(PEAKED, ["smdp", "greedy"], "poisson:0.9", requests=5_000)  # greedy serves no more than 0.67
     assert compared.outcomes["smdp"].stable
     assert not compared.outcomes["greedy"].stable
 
 
-class Silent:
-    """Says nothing of long lines."""
-
-    def __init__(self, *, raises: bool) -> None:
-        self.raises = raises
-
-    def decide(self, seen: Observation) -> Decision:
-        """Wait, or raise."""
-        if self.raises:
-            raise ValueError
-        return Decision(0)
-
-
-def test_who_does_not_say_is_not_known() -> None:
-    for raises in (True, False):
-        assert capacity_of(Silent(raises=raises), PEAKED, settings_for(PEAKED)) is None
-
-
-def test_what_is_refused_does_not_wait() -> None:
-    solved = policy_for("smdp", PEAKED)
-    assert not is_bounded(Greedy(), settings_for(PEAKED))
-    assert not is_bounded(solved, settings_for(PEAKED))
-    assert is_bounded(Greedy(), BatchingSettings(max_batch_size=8, max_queue_delay=inf, max_queue_size=100))
-
-
-PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8)
-
-
-@subcases(
-    ("asked", "message"),
-    [
-        ({"workers": 0}, "workers=0: must be 1 or more"),
-        ({"workers": 2.5}, "workers=2.5: must be 1 or more, a whole number"),
-        ({"seed": -1}, "seed=-1: must be 0 or more"),
-        ({"requests": 1}, "requests=1: must be 2 or more"),
-        ({"requests": 50.5}, "requests=50.5: must be 2 or more, a whole number"),
-        ({"deadline": -1.0}, "deadline=-1.0: must be a number of seconds, greater than 0"),
-        ({"late_after": float("nan")}, "late_after=nan: must be a number of seconds, greater than 0"),
-    ],
-)
-def test_what_cannot_be_simulated_is_named(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        simulate(PROFILE, ["greedy"], "poisson:0.5", **asked)
-    assert caught.value.message == message
-
-
 def test_profile_and_policies_may_be_as_on_the_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "it.toml"
-    path.write_text(PROFILE.to_toml())
+    (path := tmp_path / "it.toml").write_text(NOISY.to_toml())
     for profile in (path, str(path)):
         compared = simulate(profile, "greedy,size-or-delay:size=8,delay=5ms", "poisson:0.5", requests=500)
         assert list(compared.outcomes) == ["greedy", "size-or-delay:size=8,delay=5ms"]
 
 
 @subcases(
-    ("text", "policies"),
+    "text",
     [
-        ("greedy", ["greedy"]),
-        (
-            "smdp,greedy,size-or-delay:size=32,delay=5ms,full:16",
-            ["smdp", "greedy", "size-or-delay:size=32,delay=5ms", "full:16"],
-        ),
-        ("full:size=16,greedy", ["full:size=16", "greedy"]),
-        ("full:size=16,full:size=8", ["full:size=16", "full:size=8"]),
-        ("mine:Policy:patience=20ms,limit=3, greedy", ["mine:Policy:patience=20ms,limit=3", "greedy"]),
-        ("square.policy.npz,greedy", ["square.policy.npz", "greedy"]),
-        ("a=b.npz,greedy", None),
-        ("size-or-delay:32,delay=5ms", ["size-or-delay:32,delay=5ms"]),
-        ("greedy,delay=5ms", None),
-        ("delay=5ms", None),
-        ("greedy,,full", None),
-        ("", None),
+        "greedy",
+        "smdp|greedy|size-or-delay:size=32,delay=5ms|full:16",
+        "full:size=16|full:size=8",
+        "mine:Policy:patience=20ms,limit=3|greedy",
+        "square.policy.npz|greedy",
+        "size-or-delay:32,delay=5ms",
     ],
 )
-def test_commas_separate_policies_and_their_settings(text: str, policies: list[str] | None) -> None:
-    if policies is None:
-        with pytest.raises(SettingsError, match="policy="):
-            split_policies(text)
-    else:
-        assert split_policies(text) == policies
+def test_commas_separate_policies_and_their_settings(text: str) -> None:
+    assert simulator.split_policies(text.replace("|", ",")) == text.split("|")
+
+
+@subcases("text", ["a=b.npz,greedy", "greedy,delay=5ms", "delay=5ms", "greedy,,full", ""])
+def test_what_is_no_list_of_policies(text: str) -> None:
+    with pytest.raises(SettingsError, match="policy="):
+        simulator.split_policies(text)
 
 
 def test_without_settings_nothing_bounds_the_policy() -> None:
-    assert settings_for(PROFILE) == BatchingSettings(max_batch_size=8, max_queue_delay=inf, max_queue_size=maxsize)
+    assert settings_for(NOISY) == BatchingSettings(max_batch_size=8, max_queue_delay=inf, max_queue_size=maxsize)
     smaller = BatchingSettings(max_batch_size=4)
-    assert settings_for(PROFILE, smaller) is smaller
+    assert settings_for(NOISY, smaller) is smaller
 
 
 class Counting:
@@ -432,19 +327,10 @@ class Counting:
 
 def test_no_run_sees_the_memory_of_another() -> None:
     policy = Counting()
-    used = fresh(policy)
+    used = simulator.fresh(policy)
     used.decide(Observation(0.0, 1, 0.0, inf, 1, 0.0, 1, 1, 8, inf, False))
     assert isinstance(used, Counting)
     assert (policy.asked, used.asked) == (0, 1)
-    solved = policy_for("smdp", PROFILE)
+    solved = policy_for("smdp", NOISY)
     assert isinstance(solved, SolvedPolicy)
-    assert fresh(solved) is not solved
-
-
-def test_texts_and_instances_are_loaded_within_the_bounds() -> None:
-    assert policy_for("full:4", PROFILE) == FullBatches(4)
-    assert policy_for(Greedy(), PROFILE) == Greedy()
-    with pytest.raises(SettingsError, match="size=9"):
-        policy_for("full:9", PROFILE)
-    with pytest.raises(SettingsError, match="delay=1 must not be greater"):
-        policy_for("size-or-delay:delay=1s", PROFILE, settings=BatchingSettings(max_batch_size=8, max_queue_delay=0.1))
+    assert simulator.fresh(solved) is not solved

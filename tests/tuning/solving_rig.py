@@ -82,6 +82,12 @@ class Rig:
     def policy_changed(self) -> None:
         self.swaps += 1
 
+    async def changing(self, changes: dict[str, object]) -> asyncio.Task[object]:
+        """Begin a change of the prices."""
+        change: asyncio.Task[object] = asyncio.create_task(self.resolver.change(changes))
+        await turns()
+        return change
+
     async def worker(self, index: int, state: str) -> None:
         self.resolver.worker_changed("square", index, state, "")
         await turns()

@@ -15,7 +15,6 @@ from tests.tuning.solving_rig import Rig, running, turns
 
 import weir
 from weir.policy.cost.objective import Prices
-from weir.policy.decision import KindState, Observation
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.uneven import WorkerKind, solve_uneven
 from weir.tuning import SolvingProcess, UnevenRequest
@@ -43,85 +42,58 @@ def kinds_of(rig: Rig) -> Any:
     return rig.resolver.policy.explain()["kinds"]
 
 
-def test_tables_are_solved_for_both_kinds_the_fast_one_first() -> None:
-    async def check() -> None:
-        async with tuned(SLOW, PROFILE) as rig:
-            request = rig.solver.uneven_wishes[-1]
-            assert [each.profile for each in request.kinds] == [PROFILE, SLOW]
-            assert (request.numbers, request.workers) == ((1, 0), 2)
-            assert [(each["kind"], each["workers"]) for each in kinds_of(rig)["each"]] == [("large", 1), ("small", 1)]
-            policy = rig.resolver.policy
-            for number in range(200):
-                idle = (
-                    KindState(1, ()),
-                    KindState(0, ((1, 0.1 * number - 0.001),)),
-                )  # the small one; the large one is busy
-                seen = Observation(0.1 * number, 1, 0.1 * number, 1e9, number, 0.1 * number, 1, 2, 4, 1.0, False, idle)
-                decision = policy.decide(seen)
-            assert (decision.rows, decision.kind) == (0, 1)  # it is left idle
-            explained = policy.explain()
-            assert (explained["learning"], explained["workers"]) == (False, 2)
-            assert explained["table"]["limit"] == 1
-            assert explained["kinds"]["left_idle"]["kind"] == "small"
-
-    asyncio.run(check())
+async def test_tables_are_solved_for_both_kinds_the_fast_one_first() -> None:
+    async with tuned(SLOW, PROFILE) as rig:
+        request = rig.solver.uneven_wishes[-1]
+        assert [each.profile for each in request.kinds] == [PROFILE, SLOW]
+        assert (request.numbers, request.workers) == ((1, 0), 2)
+        assert [(each["kind"], each["workers"]) for each in kinds_of(rig)["each"]] == [("large", 1), ("small", 1)]
+        assert rig.resolver.policy.explain()["workers"] == 2
 
 
-def test_without_the_workers_of_a_kind_the_tables_are_those_of_the_other() -> None:
-    async def check() -> None:
-        async with tuned(SLOW, PROFILE) as rig:
-            asked = len(rig.solver.uneven_wishes)
-            await rig.worker(0, "lost")
-            await rig.solver.answer()
-            assert (rig.solver.wishes[-1].profile, rig.solver.wishes[-1].workers) == (PROFILE, 1)
-            assert (kinds_of(rig), rig.bank.profile) == (None, PROFILE)
-            await rig.worker(0, "ready")
-            assert kinds_of(rig) is not None
-            assert len(rig.solver.uneven_wishes) == asked  # these tables are still there
-
-    asyncio.run(check())
+async def test_without_the_workers_of_a_kind_the_tables_are_those_of_the_other() -> None:
+    async with tuned(SLOW, PROFILE) as rig:
+        asked = len(rig.solver.uneven_wishes)
+        await rig.worker(0, "lost")
+        await rig.solver.answer()
+        assert (rig.solver.wishes[-1].profile, rig.solver.wishes[-1].workers) == (PROFILE, 1)
+        assert (kinds_of(rig), rig.bank.profile) == (None, PROFILE)
+        await rig.worker(0, "ready")
+        assert kinds_of(rig) is not None
+        assert len(rig.solver.uneven_wishes) == asked  # these tables are still there
 
 
-def test_a_kind_that_becomes_slower_has_its_own_drift() -> None:
-    async def check() -> None:
-        async with tuned(SLOW, PROFILE) as rig:
-            await rig.serve(4, 0.016, 200, worker=1)
-            await turns()
-            fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
-            assert fast.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
-            assert slow is SLOW
-            assert [kind.drift for kind in rig.resolver.kinds] == pytest.approx([1.0, 2.0])
-
-    asyncio.run(check())
+async def test_a_kind_that_becomes_slower_has_its_own_drift() -> None:
+    async with tuned(SLOW, PROFILE) as rig:
+        await rig.serve(4, 0.016, 200, worker=1)
+        await turns()
+        fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
+        assert fast.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
+        assert slow is SLOW
+        assert [kind.drift for kind in rig.resolver.kinds] == pytest.approx([1.0, 2.0])
 
 
-def test_the_profile_of_each_kind_is_learned_where_there_is_none() -> None:
-    async def check() -> None:
-        async with tuned(SLOW) as rig:
-            assert (rig.solver.uneven_wishes, rig.resolver.profile) == ([], None)
-            for _ in range(60):
-                await rig.serve(1, 0.005, 2, worker=1)
-                await rig.serve(4, 0.008, 2, worker=1)
-            fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
-            assert fast.service_time_ms == pytest.approx([5.0, 6.0, 7.0, 8.0])
-            assert slow is SLOW
-
-    asyncio.run(check())
+async def test_the_profile_of_each_kind_is_learned_where_there_is_none() -> None:
+    async with tuned(SLOW) as rig:
+        assert (rig.solver.uneven_wishes, rig.resolver.profile) == ([], None)
+        for _ in range(60):
+            await rig.serve(1, 0.005, 2, worker=1)
+            await rig.serve(4, 0.008, 2, worker=1)
+        fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
+        assert fast.service_time_ms == pytest.approx([5.0, 6.0, 7.0, 8.0])
+        assert slow is SLOW
 
 
-def test_prices_are_solved_for_both_kinds_and_objectives_are_refused() -> None:
-    async def check() -> None:
-        async with tuned(SLOW, PROFILE) as rig:
-            await rig.resolver.change({"energy_weight": 2.0})
-            assert rig.solver.uneven_wishes[-1].prices.energy_weight == 2.0
-            with pytest.raises(weir.SettingsError, match="workers of two kinds are solved for weights"):
-                await rig.resolver.change({"latency_objective": "p99=1s"})
-            await rig.worker(0, "lost")
-            await rig.worker(1, "lost")
-            await rig.resolver.change({"energy_weight": 3.0})
-            assert rig.resolver.prices.energy_weight == 3.0
-
-    asyncio.run(check())
+async def test_prices_are_solved_for_both_kinds_and_objectives_are_refused() -> None:
+    async with tuned(SLOW, PROFILE) as rig:
+        await rig.resolver.change({"energy_weight": 2.0})
+        assert rig.solver.uneven_wishes[-1].prices.energy_weight == 2.0
+        with pytest.raises(weir.SettingsError, match="workers of two kinds are solved for weights"):
+            await rig.resolver.change({"latency_objective": "p99=1s"})
+        await rig.worker(0, "lost")
+        await rig.worker(1, "lost")
+        await rig.resolver.change({"energy_weight": 3.0})
+        assert rig.resolver.prices.energy_weight == 3.0
 
 
 @pytest.mark.parametrize(
@@ -141,17 +113,14 @@ def test_policies_that_know_one_kind_are_refused(
         weir.Service(Square, policy=policy, workers=2, worker_kinds=["a", "b"])
 
 
-def test_the_solving_process_solves_for_two_kinds() -> None:
-    async def check() -> None:
-        process = SolvingProcess(niceness=0)
-        try:
-            request = UnevenRequest((WorkerKind(PROFILE, 1), WorkerKind(SLOW, 2)), Prices(), (0, 1))
-            bank = await process.uneven(request, 60.0)
-            assert bank.rates == solve_uneven(request.kinds, request.prices).rates
-        finally:
-            await process.close()
-
-    asyncio.run(check())
+async def test_the_solving_process_solves_for_two_kinds() -> None:
+    process = SolvingProcess(niceness=0)
+    try:
+        request = UnevenRequest((WorkerKind(PROFILE, 1), WorkerKind(SLOW, 2)), Prices(), (0, 1))
+        bank = await process.uneven(request, 60.0)
+        assert bank.rates == solve_uneven(request.kinds, request.prices).rates
+    finally:
+        await process.close()
 
 
 # With real processes.
@@ -165,32 +134,28 @@ def rows_by_kind(service: weir.Service) -> dict[str, int]:
     return {each["kind"]: each["rows"] for each in service.explain_policy()["kinds"]["workers"]}
 
 
-def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothing_is_left: None) -> None:
+async def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothing_is_left: None) -> None:
     """At the low rate requests come two by two: a policy that uses every idle worker gives one of each two to the slow one."""
+    async with weir.Service(
+        Paced, policy="auto:seconds=1", workers=2, worker_kinds=["small", "large"], max_batch_size=1,
+        max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.2"}, {"KIND": "large", "SECONDS": "0.04"}],
+    ) as service:  # fmt: skip
+        profiles = service.explain_policy()["kinds"]["profiles"]
+        assert profiles["small"]["service_time_ms"][0] > 2.0 * profiles["large"]["service_time_ms"][0]
+        await until_solved_for_kinds(service)
+        for _ in range(12):  # the rate is learned
+            await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
+        before = rows_by_kind(service)
+        for _ in range(8):
+            await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
+        after = rows_by_kind(service)
+        assert after["small"] - before["small"] <= 2  # of 16: where the machine held a batch of the large one up
+        assert service.explain_policy()["kinds"]["left_idle"]["kind"] == "small"
 
-    async def check() -> None:
-        async with weir.Service(
-            Paced, policy="auto:seconds=1", workers=2, worker_kinds=["small", "large"], max_batch_size=1,
-            max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.2"}, {"KIND": "large", "SECONDS": "0.04"}],
-        ) as service:  # fmt: skip
-            profiles = service.explain_policy()["kinds"]["profiles"]
-            assert profiles["small"]["service_time_ms"][0] > 2.0 * profiles["large"]["service_time_ms"][0]
-            await until_solved_for_kinds(service)
-            for _ in range(12):  # the rate is learned
-                await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
-            before = rows_by_kind(service)
+        async def caller() -> None:
             for _ in range(8):
-                await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
-            after = rows_by_kind(service)
-            assert after["small"] - before["small"] <= 2  # of 16: where the machine held a batch of the large one up
-            assert service.explain_policy()["kinds"]["left_idle"]["kind"] == "small"
+                await service.infer(0)
 
-            async def caller() -> None:
-                for _ in range(8):
-                    await service.infer(0)
-
-            await asyncio.gather(*(caller() for _ in range(12)))
-            busy = rows_by_kind(service)
-            assert busy["small"] > after["small"] and busy["large"] > after["large"]
-
-    asyncio.run(check())
+        await asyncio.gather(*(caller() for _ in range(12)))
+        busy = rows_by_kind(service)
+        assert busy["small"] > after["small"] and busy["large"] > after["large"]

@@ -5,7 +5,7 @@ import pytest
 
 from weir.batching.service_time import ServiceTime
 from weir.policy.cost.profile import Profile
-from weir.tuning.learning import ENOUGH, ProfileMaker, learned_profile, rising
+from weir.tuning.learning import ENOUGH, ProfileMaker, learned_profile
 
 
 class Learner:
@@ -46,13 +46,9 @@ def test_how_times_vary_is_learned_too() -> None:
     assert profile.energy_source == "stated"
 
 
-def test_what_the_machine_delays_does_not_count() -> None:
+def test_delays_of_the_machine_do_not_count_and_variation_is_bounded() -> None:
     (profile,) = learn(Learner(4, None), {1: [*[2.0] * 99, 500.0], 4: [3.0]})
-    assert profile.service_time_ms[0] == pytest.approx(2.0)
-    assert profile.cv[0] < 1e-6
-
-
-def test_what_varies_wildly_is_bounded() -> None:
+    assert profile.service_time_ms[0] == pytest.approx(2.0) and profile.cv[0] < 1e-6
     (profile,) = learn(Learner(4, None), {1: [1.0, 1.0, 1.0, 1.0, 40.0], 4: [50.0]})
     assert profile.cv[0] == 1.0
 
@@ -78,14 +74,6 @@ def test_times_never_fall_and_never_reach_zero() -> None:
     assert times[0] > 0.0
 
 
-def test_rising_is_the_nearest_that_does() -> None:
-    assert rising(np.array([1.0, 3.0, 2.0, 4.0]), np.array([1.0, 3.0, 1.0, 1.0])).tolist() == [1.0, 2.75, 2.75, 4.0]
-
-
-def test_one_size_is_taken_for_all_until_there_are_others() -> None:
-    assert np.all(learned_profile({2: [0.5] * 3}, 4).service_time_ms == 500.0)
-
-
 def test_a_size_that_no_longer_comes_is_not_forgotten() -> None:
     times = ServiceTime()
     known = times.keep()
@@ -97,3 +85,4 @@ def test_a_size_that_no_longer_comes_is_not_forgotten() -> None:
 
 def test_huge_batches_are_learned_up_to_a_bound() -> None:
     assert learned_profile({1: [1.0], 5000: [1.0], 9000: [1.0]}, 1 << 30).max_batch_size == 1024
+    assert np.all(learned_profile({2: [0.5] * 3}, 4).service_time_ms == 500.0)

@@ -2,9 +2,6 @@
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsE
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import Bank
 from weir.testing import FakeExecutor
 
 # Solves take seconds of processor time, and minutes where other work takes both processors.
@@ -56,15 +52,13 @@ class Quick(weir.Model):
         return batch
 
 
-def bank_of(service: weir.Service) -> Bank | None:
+def bank_of(service: weir.Service) -> Any:
     policy: Any = service.policy
-    bank: Bank | None = policy.bank
-    return bank
+    return policy.bank
 
 
 def workers_of(service: weir.Service) -> int:
-    bank = bank_of(service)
-    return 0 if bank is None else bank.workers
+    return bank_of(service).workers if bank_of(service) else 0
 
 
 def solved(service: weir.Service, reason: str) -> int:
@@ -72,62 +66,34 @@ def solved(service: weir.Service, reason: str) -> int:
     return count
 
 
-@pytest.mark.nightly
-def test_a_killed_worker_means_tables_for_fewer(tmp_path: Path, nothing_is_left: None) -> None:
-    async def check() -> None:
-        gate = tmp_path / "gate"
-        policy = SolvedPolicy(small_bank())
-        async with weir.Service(Timed, params={"gate": str(gate)}, policy=policy, workers=2) as service:
-            await until(lambda: workers_of(service) == 2)
-            gate.touch()
-            os.kill(service.state()["workers"][0]["pid"], signal.SIGKILL)
-            await until(lambda: workers_of(service) == 1)
-            assert await service.infer_many([1, 2, 3]) == [1, 4, 9]
-            gate.unlink()
-            await until(lambda: workers_of(service) == 2)
-            assert solved(service, "workers") == 2
-
-    asyncio.run(check())
+async def test_a_model_that_becomes_slower_has_its_tables_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread") as service:
+        monkeypatch.setattr(Timed, "factor", 3.0)
+        while not solved(service, "drift"):
+            await service.infer(2)
+        bank = bank_of(service)
+        assert bank.profile.service_time_ms[0] > 10.0  # it was 5 ms
+        assert service.explain_policy()["drift"]["factor"] > 2.0
 
 
-def test_a_model_that_becomes_slower_has_its_tables_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread") as service:
-            monkeypatch.setattr(Timed, "factor", 3.0)
-            while not solved(service, "drift"):
-                await service.infer(2)
-            bank = bank_of(service)
-            assert bank is not None
-            assert bank.profile.service_time_ms[0] > 10.0  # it was 5 ms
-            assert service.explain_policy()["drift"]["factor"] > 2.0
-
-    asyncio.run(check())
+async def test_a_stop_leaves_no_solving_process(nothing_is_left: None) -> None:
+    async with weir.Service(Timed, policy=SolvedPolicy(small_bank())) as service:
+        change = asyncio.create_task(service.set_prices(latency_objective="p99=30ms"))
+        await until(lambda: service.explain_policy()["solved"]["solving"])
+        await service.stop()
+        with pytest.raises(Draining, match="was stopped before the new tables were there"):
+            await change
 
 
-def test_a_stop_leaves_no_solving_process(nothing_is_left: None) -> None:
-    async def check() -> None:
-        async with weir.Service(Timed, policy=SolvedPolicy(small_bank())) as service:
-            change = asyncio.create_task(service.set_prices(latency_objective="p99=30ms"))
-            await until(lambda: service.explain_policy()["solved"]["solving"])
-            await service.stop()
-            with pytest.raises(Draining, match="was stopped before the new tables were there"):
-                await change
-
-    asyncio.run(check())
-
-
-def test_a_service_that_is_started_again_has_its_prices_and_tables() -> None:
-    async def check() -> None:
-        service = weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread")
-        with pytest.raises(ModelNotReady):
-            await service.set_prices(energy_weight=3.0)
-        async with service:
-            await service.set_prices(energy_weight=3.0)
-        async with service:
-            assert service.explain_policy()["prices"]["energy_weight"] == 3.0
-            assert (await service.set_prices(latency_weight=2.0))["solved"]["count"] == 2
-
-    asyncio.run(check())
+async def test_a_service_that_is_started_again_has_its_prices_and_tables() -> None:
+    service = weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread")
+    with pytest.raises(ModelNotReady):
+        await service.set_prices(energy_weight=3.0)
+    async with service:
+        await service.set_prices(energy_weight=3.0)
+    async with service:
+        assert service.explain_policy()["prices"]["energy_weight"] == 3.0
+        assert (await service.set_prices(latency_weight=2.0))["solved"]["count"] == 2
 
 
 def test_of_a_program_without_an_event_loop() -> None:
@@ -140,61 +106,33 @@ def test_of_a_program_without_an_event_loop() -> None:
             service.set_prices(energy_weight=-1.0)
 
 
-def test_only_a_solved_policy_has_prices() -> None:
-    async def check() -> None:
-        async with weir.Service(Quick, executor="inline") as service:
-            with pytest.raises(Conflict, match="'greedy': only a solved policy has weights"):
-                await service.set_prices(energy_weight=3.0)
-
-    asyncio.run(check())
-
-
-def test_a_bank_for_larger_batches_is_solved_for_those_served() -> None:
-    async def check() -> None:
-        policy = SolvedPolicy(small_bank())
-        async with weir.Service(Timed, policy=policy, executor="inline", max_batch_size=2) as service:
-            await until(lambda: solved(service, "start"))
-            bank = bank_of(service)
-            assert bank is not None
-            assert bank.profile.max_batch_size == 2
-
-    asyncio.run(check())
-
-
 # The policy `auto`.
 
 
 @pytest.mark.parametrize("executor", spread(["process", "inline"]))
-def test_auto_has_measured_when_the_service_is_ready_and_solves_while_it_serves(executor: str) -> None:
-    async def check() -> None:
-        async with weir.Service(Timed, policy="auto:seconds=0.3", executor=executor) as service:
-            explained = service.explain_policy()
-            assert explained["profile"]["max_batch_size"] == 4
-            assert explained["profile"]["service_time_ms"][0] > 4.0
-            assert (explained["solved"]["count"], explained["learning"]) == (0, True)
-            assert await service.infer_many(list(range(20))) == [x * x for x in range(20)]
-            await until(lambda: solved(service, "start"))
-            assert bank_of(service) is not None
-
-    asyncio.run(check())
+async def test_auto_has_measured_before_it_is_ready_and_solves_while_it_serves(executor: str) -> None:
+    async with weir.Service(Timed, policy="auto:seconds=0.3", executor=executor) as service:
+        explained = service.explain_policy()
+        assert explained["profile"]["max_batch_size"] == 4
+        assert explained["profile"]["service_time_ms"][0] > 4.0
+        assert (explained["solved"]["count"], explained["learning"]) == (0, True)
+        assert await service.infer_many(list(range(20))) == [x * x for x in range(20)]
+        await until(lambda: solved(service, "start"))
+        assert bank_of(service) is not None
 
 
-def test_auto_with_a_profile_measures_nothing(tmp_path: Path) -> None:
-    async def check() -> None:
-        path = tmp_path / "googlenet.profile.toml"
-        path.write_text(GOOGLENET_P4.to_toml())
-        executor = FakeExecutor(lambda items: items)
-        async with weir.Service(
-            Quick, policy=f"auto:profile={path},energy_weight=1", executor=executor, max_batch_size=8
-        ) as service:
-            assert executor.batches == []
-            await until(lambda: solved(service, "start"))
-            bank = bank_of(service)
-            assert bank is not None
-            assert bank.profile.max_batch_size == 8
-            assert bank.prices == Prices(1.0, 1.0)
-
-    asyncio.run(check())
+async def test_auto_with_a_profile_measures_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "googlenet.profile.toml"
+    path.write_text(GOOGLENET_P4.to_toml())
+    executor = FakeExecutor(lambda items: items)
+    async with weir.Service(
+        Quick, policy=f"auto:profile={path},energy_weight=1", executor=executor, max_batch_size=8
+    ) as service:
+        assert executor.batches == []
+        await until(lambda: solved(service, "start"))
+        bank = bank_of(service)
+        assert bank.profile.max_batch_size == 8
+        assert bank.prices == Prices(1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -213,26 +151,25 @@ def test_auto_with_a_profile_that_cannot_be_used(tmp_path: Path, text: str | Non
         weir.Service(Quick, policy=f"auto:profile={path}")
 
 
-def test_a_solved_policy_has_tables_from_the_start() -> None:
+async def test_what_has_no_tables_and_no_prices() -> None:
     with pytest.raises(SettingsError, match="must have a bank; without one, use auto"):
         weir.Service(Quick, policy=SolvedPolicy())
+    async with weir.Service(Quick, executor="inline") as service:
+        with pytest.raises(Conflict, match="'greedy': only a solved policy has weights"):
+            await service.set_prices(energy_weight=3.0)
 
 
-def test_auto_without_examples_is_greedy_and_learns(caplog: pytest.LogCaptureFixture) -> None:
-    async def check() -> None:
-        async with weir.Service(Quick, policy="auto", executor="inline") as service:
-            assert "could not be measured, so its policy starts as greedy" in caplog.text
-            assert bank_of(service) is None
-            assert (await service.set_prices(energy_weight=1.0))["prices"]["energy_weight"] == 1.0
-            while bank_of(service) is None:
-                await service.infer(1)
-                await service.infer_many([1, 2, 3, 4])
-            bank = bank_of(service)
-            assert bank is not None
-            assert (bank.profile.max_batch_size, bank.prices.energy_weight) == (4, 1.0)
-            assert solved(service, "learned")
-
-    asyncio.run(check())
+async def test_auto_without_examples_is_greedy_and_learns(caplog: pytest.LogCaptureFixture) -> None:
+    async with weir.Service(Quick, policy="auto", executor="inline") as service:
+        assert "could not be measured, so its policy starts as greedy" in caplog.text
+        assert bank_of(service) is None
+        assert (await service.set_prices(energy_weight=1.0))["prices"]["energy_weight"] == 1.0
+        while bank_of(service) is None:
+            await service.infer(1)
+            await service.infer_many([1, 2, 3, 4])
+        bank = bank_of(service)
+        assert (bank.profile.max_batch_size, bank.prices.energy_weight) == (4, 1.0)
+        assert solved(service, "learned")
 
 
 class Refusing(Quick):
@@ -253,55 +190,30 @@ class Deadly(Refusing):
 
 
 @pytest.mark.parametrize("model", [Refusing, Deadly])
-def test_auto_with_examples_that_fail_is_greedy(model: type[weir.Model]) -> None:
-    async def check() -> None:
-        async with weir.Service(model, policy="auto:seconds=0.2") as service:
-            assert service.ready
-            assert bank_of(service) is None
-            assert service.explain_policy()["learning"] is True
-
-    asyncio.run(check())
+async def test_auto_with_examples_that_fail_is_greedy(model: type[weir.Model]) -> None:
+    async with weir.Service(model, policy="auto:seconds=0.2") as service:
+        assert service.ready
+        assert bank_of(service) is None
+        assert service.explain_policy()["learning"] is True
 
 
-def test_auto_of_a_model_that_cannot_be_loaded_fails_as_it_would() -> None:
-    async def check() -> None:
-        service = weir.Service(Broken, policy="auto")
-        with pytest.raises(ModelError, match=r"weights\.bin"):
-            await service.start()
-
-    asyncio.run(check())
+async def test_auto_of_a_model_that_cannot_be_loaded_fails_as_it_would() -> None:
+    service = weir.Service(Broken, policy="auto")
+    with pytest.raises(ModelError, match=r"weights\.bin"):
+        await service.start()
 
 
 @pytest.mark.parametrize("way", ["stop", "cancel"])
-def test_a_start_can_be_ended_while_the_model_is_measured(way: str, nothing_is_left: None) -> None:
-    async def check() -> None:
-        service = weir.Service(Timed, policy="auto:seconds=60")
-        start = asyncio.create_task(service.start())
-        await until(lambda: service.state()["workers"] and service.state()["workers"][0]["in_flight"])
-        if way == "stop":
-            await service.stop(0.0)
-            with pytest.raises(ModelNotReady, match="stopped before it was ready"):
-                await start
-        else:
-            start.cancel()
-            await asyncio.wait([start])
-            assert start.cancelled()
-        assert not service.ready
-
-    asyncio.run(check())
-
-
-def test_a_bank_from_a_file_needs_no_scipy(tmp_path: Path) -> None:
-    path = tmp_path / "square.policy.npz"
-    path.write_bytes(small_bank().to_bytes())
-    code = (
-        "import sys, weir; from tests.serving.models import Square\n"
-        f"weir.Service(Square, policy={str(path)!r}, max_batch_size=4)\n"
-        "print({'scipy', 'matplotlib'} & set(sys.modules))"
-    )
-    path_variable = os.pathsep.join(filter(None, sys.path))
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200,
-        env={**os.environ, "PYTHONPATH": path_variable},
-    )  # fmt: skip
-    assert run.stdout.strip() == "set()"
+async def test_a_start_can_be_ended_while_the_model_is_measured(way: str, nothing_is_left: None) -> None:
+    service = weir.Service(Timed, policy="auto:seconds=60")
+    start = asyncio.create_task(service.start())
+    await until(lambda: service.state()["workers"] and service.state()["workers"][0]["in_flight"])
+    if way == "stop":
+        await service.stop(0.0)
+        with pytest.raises(ModelNotReady, match="stopped before it was ready"):
+            await start
+    else:
+        start.cancel()
+        await asyncio.wait([start])
+        assert start.cancelled()
+    assert not service.ready

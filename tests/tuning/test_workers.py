@@ -1,12 +1,12 @@
 """As many workers as the load needs: what a service decides, in virtual time, with workers that the test commands."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.serving.kit import Square, turns
 
 from weir import Conflict, DeadlineExceeded, ModelError, ModelNotReady, Service, SettingsError
@@ -85,10 +85,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def running(workers: str = "1..4", **settings: Any) -> AsyncIterator[Rig]:
+async def running(workers: str = "1..4", seconds: int = 0, rows: int = 0, **settings: Any) -> AsyncIterator[Rig]:
     rig = Rig(workers, **settings)
     await rig.service.start()
     await turns()
+    await rig.pass_seconds(seconds, rows)
     try:
         yield rig
     finally:
@@ -103,34 +104,23 @@ async def test_number_stays_until_service_times_are_known() -> None:
         assert (rig.scaling["wanted"], rig.starting, rig.simulated) == (1, 0, [])
 
 
-async def test_workers_are_started_side_by_side_for_a_higher_rate() -> None:
-    async with running() as rig:
-        await rig.pass_seconds(10, 10)
-        assert rig.scaling["wanted"] == 4
-        assert rig.starting == 3
+async def test_workers_start_together_and_stop_one_by_one_as_the_rate_changes() -> None:
+    async with running(seconds=10, rows=10) as rig:
+        assert (rig.scaling["wanted"], rig.starting) == (4, 3)
         await rig.pass_seconds(2, 10)
         assert rig.starting == 3, "they are not asked for twice"
         await rig.start_all()
         assert rig.service.ready_workers == rig.service.worker_count == 4
         assert (rig.scaling["starts"], rig.scaling["starting"]) == (3, 0)
         assert rig.scaling["start_up_seconds"] > 1.0
-
-
-async def test_workers_are_stopped_one_after_another_when_the_load_has_fallen() -> None:
-    async with running() as rig:
-        await rig.pass_seconds(10, 10)
-        await rig.start_all()
         await rig.pass_seconds(200, 1)
         assert rig.executor.removed == [3, 2, 1]
-        assert rig.scaling["reason"] == "rate"
+        assert (rig.scaling["reason"], rig.scaling["wanted"], rig.scaling["stops"]) == ("rate", 1, 3)
         assert rig.scaling["because"] == "1 worker keeps load=0.8 up to 3.2 rows/s, and 1 arrive"
-        assert rig.scaling["wanted"] == 1
-        assert rig.scaling["stops"] == 3
 
 
 async def test_worker_that_leaves_finishes_its_batch() -> None:
-    async with running(max_queue_delay=0.0) as rig:
-        await rig.pass_seconds(10, 10)
+    async with running(max_queue_delay=0.0, seconds=10, rows=10) as rig:
         await rig.start_all()
         await rig.pass_seconds(60, 1)
         assert rig.executor.removed, "some have left"
@@ -138,8 +128,7 @@ async def test_worker_that_leaves_finishes_its_batch() -> None:
 
 
 async def test_capacity_is_simulated_once_and_used() -> None:
-    async with running() as rig:
-        await rig.pass_seconds(5, 2)
+    async with running(seconds=5, rows=2) as rig:
         ((request, answer),) = rig.simulated
         assert request.profile.max_rate == pytest.approx(4.0)
         assert (request.most, request.objective, request.target_load, request.solved) == (4, None, None, False)
@@ -148,28 +137,24 @@ async def test_capacity_is_simulated_once_and_used() -> None:
         await rig.pass_seconds(10, 2)
         assert len(rig.simulated) == 1
         scaling = rig.scaling
-        assert scaling["solved"]
+        assert scaling["solved"] and scaling["one_less"] is None
         assert scaling["because"] == "1 worker stays below the knee of the cost up to 2.5 rows/s, and 2 arrive"
-        assert scaling["one_less"] is None
         assert scaling["now"] == {"workers": 1, "response_time_ms": 2000.0, "p99_ms": 3600.0, "utilisation": 0.25}
         assert scaling["one_more"]["p99_ms"] == 2700.0
 
 
 async def test_capacity_that_cannot_be_simulated_is_assumed(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(target_load=0.5) as rig:
-        await rig.pass_seconds(5, 1)
+    async with running(target_load=0.5, seconds=5, rows=1) as rig:
         rig.simulated[0][1].set_exception(ModelError("the solving process ended"))
         await rig.pass_seconds(1)
-        assert rig.scaling["goal"] == "load=0.5"
-        assert rig.scaling["solved"]
+        assert rig.scaling["solved"] and rig.scaling["goal"] == "load=0.5"
         assert "used up to a load of 0.5: the solving process ended" in caplog.text
         await rig.pass_seconds(60, 1)
         assert len(rig.simulated) == 1
 
 
-async def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_start() -> None:
-    async with running("0..2", scale_to_zero_after=20.0) as rig:
-        await rig.pass_seconds(5, 1)
+async def test_no_worker_is_kept_without_requests_and_the_first_waits_for_one() -> None:
+    async with running("0..2", scale_to_zero_after=20.0, seconds=5, rows=1) as rig:
         await rig.pass_seconds(25)
         assert (rig.service.worker_count, rig.scaling["reason"]) == (0, "idle")
         assert rig.scaling["because"] == "no request arrived for 20 s"
@@ -180,29 +165,30 @@ async def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_
         await rig.pass_seconds(3)
         assert not call.done()
         await rig.start_all()
-        ((_, _),) = [(worker, batch) for worker, batch in rig.executor.pending]
+        assert len(rig.executor.pending) == 1
         rig.executor.answer_everything()
         assert await call == 7
 
 
-async def test_model_without_any_request_gets_no_worker_either() -> None:
-    async with running("0..2", scale_to_zero_after=20.0) as rig:
-        await rig.pass_seconds(25)
-        assert rig.service.worker_count == 0
-
-
-async def test_request_waits_for_a_start_only_until_its_deadline() -> None:
-    async with running("0..2", scale_to_zero_after=5.0) as rig:
-        await rig.pass_seconds(10)
-        call = rig.service.infer(7, timeout=2.0)
+async def test_request_waits_for_a_start_until_its_deadline_and_a_stop_for_it() -> None:
+    async with running("0..2", scale_to_zero_after=5.0, seconds=10) as rig:
+        assert rig.service.worker_count == 0  # though there was no request
+        late = rig.service.infer(7, timeout=2.0)
         await rig.pass_seconds(3)
         with pytest.raises(DeadlineExceeded, match="no response within the timeout of 2 s"):
-            await call
+            await late
+        call = rig.service.infer(7)
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(10.0))
+        await turns()
+        await rig.start_all()
+        rig.executor.answer_everything()
+        await stopping
+        assert await call == 7
 
 
 async def test_start_that_fails_is_tried_again_later_and_nobody_waits_for_it() -> None:
-    async with running("0..2", scale_to_zero_after=5.0) as rig:
-        await rig.pass_seconds(10)
+    async with running("0..2", scale_to_zero_after=5.0, seconds=10) as rig:
         call = rig.service.infer(7)
         await turns()
         rig.executor.wanted[-1].set_exception(ModelError("no room on the GPU"))
@@ -220,22 +206,8 @@ async def test_start_that_fails_is_tried_again_later_and_nobody_waits_for_it() -
         assert rig.scaling["error"] is None
 
 
-async def test_stop_waits_for_the_start_that_requests_wait_for() -> None:
-    async with running("0..2", scale_to_zero_after=5.0) as rig:
-        await rig.pass_seconds(10)
-        call = rig.service.infer(7)
-        await turns()
-        stopping = asyncio.ensure_future(rig.service.stop(10.0))
-        await turns()
-        await rig.start_all()
-        rig.executor.answer_everything()
-        await stopping
-        assert await call == 7
-
-
 async def test_lost_worker_is_not_replaced_twice() -> None:
-    async with running() as rig:
-        await rig.pass_seconds(10, 10)
+    async with running(seconds=10, rows=10) as rig:
         await rig.start_all()
         rig.executor.lose(2)
         before = len(rig.executor.wanted)
@@ -251,20 +223,9 @@ async def test_workers_of_a_range_are_not_added_by_hand() -> None:
                 await change()
 
 
-def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(10, 10)
-
-    with caplog.at_level(logging.INFO, "weir"):
-        asyncio.run(main())
-    assert any(line.startswith("model 'square': ") and "workers instead of 1" in line for line in caplog.messages)
-
-
 async def test_fixed_number_of_workers_has_nothing_to_explain() -> None:
     async with Service(Square, executor=FakeExecutor(lambda batch: batch)) as service:
-        assert service.explain_policy()["scaling"] is None
-        assert service.worker_count == 1
+        assert (service.explain_policy()["scaling"], service.worker_count) == (None, 1)
 
 
 @pytest.mark.parametrize("executor", ["inline", "external"])
@@ -274,29 +235,23 @@ def test_range_needs_workers_that_can_be_started(executor: str) -> None:
         Service(Square, executor=executor, workers="1..2", **socket)
 
 
-@pytest.mark.parametrize(
+LATER = "in 0 s, when a further worker could be ready, at 9 rows/s"
+KEEP = "2 workers keep load=0.8 up to 6.4 rows/s"
+
+
+@subcases(
     ("reason", "queue", "because"),
     [
-        (ScalingReason.RATE, 0.0, "2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
-        (
-            ScalingReason.QUEUE, 12.4,
-            "12 rows would wait in 0 s, when a further worker could be ready, at 9 rows/s; 2 workers answer them in time",
-        ),
-        (
-            ScalingReason.QUEUE, 0.0,
-            "with fewer workers rows would be late in 0 s, when a further worker could be ready, at 9 rows/s",
-        ),
-        (
-            ScalingReason.HELD, 0.0,
-            "2 workers keep load=0.8 up to 6.4 rows/s; 1 would do now, but more were needed shortly before",
-        ),
+        (ScalingReason.RATE, 0.0, f"{KEEP}, and 5 arrive"),
+        (ScalingReason.QUEUE, 12.4, f"12 rows would wait {LATER}; 2 workers answer them in time"),
+        (ScalingReason.QUEUE, 0.0, f"with fewer workers rows would be late {LATER}"),
+        (ScalingReason.HELD, 0.0, f"{KEEP}; 1 would do now, but more were needed shortly before"),
         (ScalingReason.FIRST, 0.0, "a request is waiting and there was no worker"),
-        (ScalingReason.LEAST, 0.0, "the minimum is 1; 2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
+        (ScalingReason.LEAST, 0.0, f"the minimum is 1; {KEEP}, and 5 arrive"),
         (ScalingReason.MOST, 0.0, "the maximum is 4, but 1 are needed"),
     ],
-)  # fmt: skip
+)
 async def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because: str) -> None:
-    async with running() as rig:
-        await rig.pass_seconds(5, 1)
+    async with running(seconds=5, rows=1) as rig:
         rig.scaler.decision = ScalingDecision(2, reason, 5.0, 9.0, 1, 1, queue)
         assert rig.scaling["because"] == because

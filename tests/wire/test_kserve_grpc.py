@@ -1,4 +1,3 @@
-import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,30 +9,16 @@ from google.protobuf import descriptor_pb2
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest
-from weir.wire import kserve_grpc as protobuf
+from weir.wire import kserve_grpc
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, RequestedOutput, TensorValue
 from weir.wire.kserve_grpc import (
-    COMPILED,
-    FIELDS,
-    POOL,
-    PROTOS,
     ModelInferRequest,
     ModelInferResponse,
-    error_in_stream,
-    in_stream,
-    is_typed,
     message,
-    methods,
     parse_request,
     read_request,
-    read_response,
-    read_stream_response,
-    read_typed,
-    read_varint,
     write_request,
     write_response,
-    write_typed,
-    write_varint,
 )
 from weir.wire.tensors import DTYPES
 
@@ -55,19 +40,21 @@ def tensor(**fields: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "INT32", "shape": [2], **fields}
 
 
-@pytest.mark.parametrize("more", [[], [value("large", LARGE, "INT32")]], ids=["small", "large"])
-def test_a_request_there_and_back(more: list[TensorValue]) -> None:
-    inputs = [value("x", FLOATS, note="n"), value("t", TEXTS, "BYTES"), *more]
+@subcases("more", [[], [value("large", LARGE, "INT32")]])
+def test_requests_and_responses_there_and_back(more: list[TensorValue]) -> None:
+    tensors = [value("x", FLOATS, note="n"), value("t", TEXTS, "BYTES"), *more]
     outputs = [RequestedOutput("y", {"k": 1}), RequestedOutput("z", {})]
-    sent = InferenceRequest("m", inputs, version="2", id="7", outputs=outputs, parameters=PARAMETERS)
+    sent = InferenceRequest("m", tensors, version="2", id="7", outputs=outputs, parameters=PARAMETERS)
     parsed = parse_request(write_request(sent))
-    read = read_request(parsed)
-    assert (read.model, read.version, read.id, read.outputs) == ("m", "2", "7", outputs)
-    assert read.parameters == PARAMETERS
-    assert not is_typed(parsed)
-    for before, after in zip(inputs, read.inputs, strict=True):
-        assert (after.name, after.datatype, after.parameters) == (before.name, before.datatype, before.parameters)
-        np.testing.assert_array_equal(after.array, before.array)
+    request = read_request(parsed)
+    assert request.outputs == outputs and not kserve_grpc.is_typed(parsed)
+    answer = InferenceResponse("m", tensors, version="2", id="7", parameters=PARAMETERS)
+    response = kserve_grpc.read_response(write_response(answer))
+    for read, came in ((request, request.inputs), (response, response.outputs)):
+        assert (read.model, read.version, read.id, read.parameters) == ("m", "2", "7", PARAMETERS)
+        for before, after in zip(tensors, came, strict=True):
+            assert (after.name, after.datatype, after.parameters) == (before.name, before.datatype, before.parameters)
+            np.testing.assert_array_equal(after.array, before.array)
 
 
 def test_raw_bytes_of_a_large_request_are_not_copied() -> None:
@@ -77,34 +64,24 @@ def test_raw_bytes_of_a_large_request_are_not_copied() -> None:
     assert not read.array.flags.writeable
 
 
-@pytest.mark.parametrize("more", [[], [value("large", LARGE, "INT32")]], ids=["small", "large"])
-def test_a_response_there_and_back(more: list[TensorValue]) -> None:
-    outputs = [value("y", FLOATS), value("t", TEXTS, "BYTES"), *more]
-    sent = InferenceResponse("m", outputs, version="2", id="7", parameters=PARAMETERS)
-    read = read_response(write_response(sent))
-    assert (read.model, read.version, read.id, read.parameters) == ("m", "2", "7", PARAMETERS)
-    for before, after in zip(outputs, read.outputs, strict=True):
-        assert (after.name, after.datatype) == (before.name, before.datatype)
-        np.testing.assert_array_equal(after.array, before.array)
+def written_typed(*outputs: TensorValue, typed: bool = True) -> Any:
+    return ModelInferResponse.FromString(write_response(InferenceResponse("m", list(outputs)), typed=typed))
 
 
-def test_typed_contents_are_answered_in_kind() -> None:
+def test_typed_contents_are_answered_in_kind_if_all_have_a_typed_form() -> None:
     body = ModelInferRequest(inputs=[tensor(contents={"int_contents": [4, 5]})]).SerializeToString()
     parsed = parse_request(body)
-    assert is_typed(parsed)
+    assert kserve_grpc.is_typed(parsed)
     assert read_request(parsed).inputs[0].array.tolist() == [4, 5]
-    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", [value("y", FLOATS)]), typed=True))
+    written = written_typed(value("y", FLOATS))
     assert list(written.outputs[0].contents.fp32_contents) == [0, 1, 2, 3, 4, 5]
     assert not written.raw_output_contents
-
-
-def test_raw_where_one_tensor_has_no_typed_form() -> None:
-    outputs = [value("y", FLOATS), value("h", FLOATS.astype(np.float16), "FP16")]
-    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", outputs), typed=True))
+    written = written_typed(value("y", FLOATS), value("h", FLOATS.astype(np.float16), "FP16"))
     assert [len(raw) for raw in written.raw_output_contents] == [24, 12]
     assert not written.outputs[0].HasField("contents")
 
 
+Contents = message("inference.InferTensorContents")
 REGION: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
 
 
@@ -112,18 +89,16 @@ def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
     parameters = {"shared_memory_region": {"string_param": "r"}}
     inputs = [tensor(parameters=parameters), tensor(name="y")]
     body = ModelInferRequest(inputs=inputs, raw_input_contents=[bytes(8)]).SerializeToString()
-    found = read_request(
-        parse_request(body), find=lambda name, message: memoryview(b"\1\0\0\0\2\0\0\0") if message else None
-    )
+    there = memoryview(b"\1\0\0\0\2\0\0\0")
+    found = read_request(parse_request(body), find=lambda name, message: there if message else None)
     assert [each.array.tolist() for each in found.inputs] == [[1, 2], [0, 0]]
     with pytest.raises(InvalidRequest, match="tensor 'x': has shared_memory_region, but shared memory cannot be used"):
         read_request(parse_request(body))
 
 
-@pytest.mark.parametrize("typed", [False, True])
+@subcases("typed", [False, True])
 def test_outputs_in_shared_memory_are_written_without_data(typed: bool) -> None:
-    outputs = [TensorValue("y", "FP32", FLOATS, REGION), value("z", FLOATS)]
-    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", outputs), typed=typed))
+    written = written_typed(TensorValue("y", "FP32", FLOATS, REGION), value("z", FLOATS), typed=typed)
     assert written.outputs[0].parameters["shared_memory_region"].string_param == "r"
     assert not written.outputs[0].HasField("contents")
     assert [len(raw) for raw in written.raw_output_contents] == ([] if typed else [0, 24])
@@ -131,34 +106,30 @@ def test_outputs_in_shared_memory_are_written_without_data(typed: bool) -> None:
 
 def test_in_a_stream() -> None:
     response = write_response(InferenceResponse("m", [value("y", FLOATS)], id="7"))
-    text, read = read_stream_response(in_stream(response))
+    text, read = kserve_grpc.read_stream_response(kserve_grpc.in_stream(response))
     assert (text, read.id, read.outputs[0].array.tolist()) == ("", "7", FLOATS.tolist())
-    text, read = read_stream_response(error_in_stream("no", "m", "8"))
+    text, read = kserve_grpc.read_stream_response(kserve_grpc.error_in_stream("no", "m", "8"))
     assert (text, read.model, read.id, read.outputs) == ("no", "m", "8", [])
+
+
+BOTH, TEXT = tensor(contents={"int_contents": [1, 2]}), tensor(datatype="BYTES", shape=[1])
 
 
 @subcases(
     ("fields", "message"),
     [
         ({"inputs": [tensor()]}, "tensor 'x': has no data, neither contents nor an element of raw_input_contents"),
-        (
-            {"inputs": [tensor(contents={"int_contents": [1, 2]})], "raw_input_contents": [bytes(8)]},
-            "tensor 'x': has contents, but raw_input_contents or shared memory too; only one is allowed",
-        ),
+        ({"inputs": [BOTH], "raw_input_contents": [bytes(8)]}, "raw_input_contents or shared memory too; only one is"),
+        ({"inputs": [tensor(contents={})]}, r"has 0 elements in int_contents, its shape \[2\] takes 2"),
         ({"inputs": [tensor()], "raw_input_contents": [bytes(7)]}, r"'x': has 7 bytes, INT32 \[2\] takes 8"),
         ({"inputs": [tensor()], "raw_input_contents": [bytes(8)] * 2}, "raw_input_contents: has 2 elements, 1 more"),
         ({"inputs": [tensor(), tensor()], "raw_input_contents": [bytes(8)] * 2}, "tensor 'x': is there twice"),
         ({"inputs": [tensor(name="x"), tensor(name="y")], "raw_input_contents": [bytes(8)]}, "tensor 'y': has no data"),
         ({"inputs": [tensor(shape=[-1])]}, r"tensor 'x': has shape \[-1\], dimensions must be from 0"),
-        ({"inputs": [tensor(shape=[1 << 62, 1 << 62])]}, r"tensor 'x': shape \[.*\] takes more than"),
-        ({"inputs": [tensor(shape=[1] * 40)]}, "tensor 'x': has 40 dimensions, must have at most 32"),
         ({"inputs": [tensor(datatype="INT4")]}, "tensor 'x': has datatype 'INT4', not one of BOOL"),
         ({"inputs": [tensor(parameters={"p": {}})]}, "parameter 'p': has no value"),
         ({"outputs": [{"name": "y"}, {"name": "y"}]}, "output 'y': is there twice"),
-        (
-            {"inputs": [tensor(datatype="BYTES", shape=[1])], "raw_input_contents": [b"\5\0\0\0abc"]},
-            "tensor 'x': element 0 is truncated",
-        ),
+        ({"inputs": [TEXT], "raw_input_contents": [b"\5\0\0\0abc"]}, "tensor 'x': element 0 is truncated"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -166,8 +137,12 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
         request_with(**fields)
 
 
-def test_no_elements_need_no_data() -> None:
-    assert request_with(inputs=[tensor(shape=[0])]).inputs[0].array.shape == (0,)
+def test_no_elements_need_no_data_and_empty_contents_say_nothing() -> None:
+    for empty in (tensor(shape=[0]), tensor(shape=[0], contents={})):
+        assert request_with(inputs=[empty]).inputs[0].array.tolist() == []
+    read = request_with(inputs=[tensor(contents={})], raw_input_contents=[np.array([1, 2], np.int32).tobytes()])
+    assert read.inputs[0].array.tolist() == [1, 2]
+    assert kserve_grpc.read_typed("x", "INT8", (0, 3), 0, Contents()).shape == (0, 3)
 
 
 @pytest.mark.parametrize("padding", [0, 10_000], ids=["small", "large"])
@@ -177,20 +152,13 @@ def test_a_body_that_is_no_message(padding: int, end: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"body: must be a inference\.ModelInferRequest"):
         parse_request(body + end)
     with pytest.raises(InvalidRequest):
-        read_stream_response(body + end)
+        kserve_grpc.read_stream_response(body + end)
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
     body = write_request(InferenceRequest("m", [value("x", LARGE, "INT32")]))
-    unknown = (
-        b"\xa0\x06\x05"
-        + b"\xa1\x06"
-        + bytes(8)
-        + b"\xa5\x06"
-        + bytes(4)
-        + b"\xa2\x06\x01z"
-        + b"\xa3\x06\x08\x01\xa4\x06"
-    )  # one of each wire type, the last a group
+    # One of each wire type, the last a group.
+    unknown = b"\xa0\x06\x05\xa1\x06%b\xa5\x06%b\xa2\x06\x01z\xa3\x06\x08\x01\xa4\x06" % (bytes(8), bytes(4))
     assert read_request(parse_request(body + unknown)).inputs[0].array.tolist() == LARGE.tolist()
 
 
@@ -204,19 +172,6 @@ def test_large_and_small_are_read_alike() -> None:
     assert parsed.message == whole
 
 
-def test_empty_contents_beside_raw_bytes_say_nothing() -> None:
-    raw = np.array([1, 2], np.int32).tobytes()
-    read = request_with(inputs=[tensor(contents={})], raw_input_contents=[raw])
-    assert read.inputs[0].array.tolist() == [1, 2]
-    with pytest.raises(InvalidRequest, match="only one is allowed"):
-        request_with(inputs=[tensor(contents={"int_contents": [1, 2]})], raw_input_contents=[raw])
-    with pytest.raises(InvalidRequest, match="has 0 elements in int_contents, its shape \\[2\\] takes 2"):
-        request_with(inputs=[tensor(contents={})])
-    assert request_with(inputs=[tensor(contents={}, shape=[0])]).inputs[0].array.tolist() == []
-
-
-Contents = message("inference.InferTensorContents")
-
 VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False], "UINT8": [0, 255], "UINT16": [0, 65535], "UINT32": [0, (1 << 32) - 1],
     "UINT64": [0, (1 << 64) - 1], "INT8": [-128, 127], "INT16": [-32768, 32767], "INT32": [-(1 << 31), (1 << 31) - 1],
@@ -225,16 +180,15 @@ VALUES: dict[str, list[Any]] = {
 
 
 def test_what_has_a_typed_form() -> None:
-    assert VALUES.keys() == FIELDS.keys() and FIELDS.keys() <= DTYPES.keys()
-    assert set(DTYPES) - VALUES.keys() == {"FP16", "BF16"}
+    assert VALUES.keys() == kserve_grpc.FIELDS.keys() == DTYPES.keys() - {"FP16", "BF16"}
 
 
 @subcases("datatype", VALUES)
 def test_written_and_read_again(datatype: str) -> None:
     array = np.array(VALUES[datatype], DTYPES[datatype]).reshape(2, 1)
     contents = Contents()
-    write_typed(datatype, array, contents)
-    read = read_typed("x", datatype, [2, 1], 2, contents)
+    kserve_grpc.write_typed(datatype, array, contents)
+    read = kserve_grpc.read_typed("x", datatype, [2, 1], 2, contents)
     assert read.dtype == DTYPES[datatype] and read.shape == (2, 1)
     assert read.tolist() == array.tolist()
 
@@ -253,11 +207,7 @@ def test_written_and_read_again(datatype: str) -> None:
 )
 def test_typed_elements_that_are_refused(datatype: str, contents: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        read_typed("x", datatype, [2], 2, Contents(**contents))
-
-
-def test_no_elements() -> None:
-    assert read_typed("x", "INT8", (0, 3), 0, Contents()).shape == (0, 3)
+        kserve_grpc.read_typed("x", datatype, [2], 2, Contents(**contents))
 
 
 SERVICE = "inference.GRPCInferenceService"
@@ -277,13 +227,20 @@ for name in ("kserve", "kserve.protocol", "kserve.protocol.grpc"):
 
 
 def compiled() -> Any:
-    return descriptor_pb2.FileDescriptorSet.FromString((PROTOS / COMPILED).read_bytes())
+    return descriptor_pb2.FileDescriptorSet.FromString((kserve_grpc.PROTOS / kserve_grpc.COMPILED).read_bytes())
 
 
 def test_what_is_packaged_is_the_sources_compiled(tmp_path: Path) -> None:
-    sources = sorted(path.name for path in Path(str(PROTOS)).glob("*.proto"))
-    output = tmp_path / COMPILED
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"--descriptor_set_out={output}", *sources]
+    sources = sorted(path.name for path in Path(str(kserve_grpc.PROTOS)).glob("*.proto"))
+    output = tmp_path / kserve_grpc.COMPILED
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"-I{kserve_grpc.PROTOS}",
+        f"--descriptor_set_out={output}",
+        *sources,
+    ]
     subprocess.run(command, check=True, timeout=200)
     made = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
     by_name = {file.name: file for file in made.file}
@@ -298,14 +255,14 @@ def fields(descriptor: Any, prefix: str = "") -> set[tuple[Any, ...]]:
     return found.union(*[fields(inner, f"{name}.") for inner in descriptor.nested_type])
 
 
-def described(module: str) -> list[Any]:
-    """Return the files of a client's own messages, read in a process of their own."""
+def described(module: str) -> Any:
+    """Return the file of a client's own messages, read in a process of their own."""
     code = f"{BARE}\nfrom {module} import DESCRIPTOR as d; sys.stdout.buffer.write(d.serialized_pb)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=200)
-    return [descriptor_pb2.FileDescriptorProto.FromString(run.stdout)]
+    return descriptor_pb2.FileDescriptorProto.FromString(run.stdout)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("module", "ours"),
     [
         ("tritonclient.grpc.service_pb2", "inference.proto"),
@@ -316,44 +273,32 @@ def described(module: str) -> list[Any]:
 def test_names_and_numbers_are_those_of_stock_clients(module: str, ours: str) -> None:
     own = next(file for file in compiled().file if file.name == ours)
     known = set().union(*[fields(each) for each in own.message_type])
-    (theirs,) = described(module)
+    theirs = described(module)
     expected = set().union(*[fields(each) for each in theirs.message_type])
     if "tritonclient" not in module:  # where the two contradict each other: the same number, and text in both
-        expected = {field for field in expected if not field[0].startswith("RepositoryModel")}
-        assert expected <= known
+        assert {field for field in expected if not field[0].startswith("RepositoryModel")} <= known
     elif ours == "inference.proto":
         assert expected <= known
-        assert {method.name for service in theirs.service for method in service.method} <= {
-            method.name for method in methods(SERVICE)
-        }
+        methods = {method.name for method in kserve_grpc.methods(SERVICE)}
+        assert {method.name for service in theirs.service for method in service.method} <= methods
     else:  # of the configuration we say what means something here
         assert known <= expected
 
 
 def test_a_method_knows_its_path_and_messages() -> None:
-    stream = next(method for method in methods(SERVICE) if method.name == "ModelStreamInfer")
+    stream = next(method for method in kserve_grpc.methods(SERVICE) if method.name == "ModelStreamInfer")
     assert stream.path == "/inference.GRPCInferenceService/ModelStreamInfer"
-    assert (stream.request, stream.response) == (
-        message("inference.ModelInferRequest"),
-        message("inference.ModelStreamInferResponse"),
-    )
+    answered = message("inference.ModelStreamInferResponse")
+    assert (stream.request, stream.response) == (message("inference.ModelInferRequest"), answered)
     assert stream.requests_stream and stream.responses_stream
-
-
-def test_our_pool_is_ours_alone() -> None:
-    from google.protobuf import descriptor_pool
-
-    assert descriptor_pool.Default() is not POOL
-    with pytest.raises(KeyError):
-        descriptor_pool.Default().FindFileByName("health.proto")
-    assert protobuf.POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckRequest") is not None
 
 
 @pytest.mark.parametrize(
     ("order", "before"),
     [
-        *[pytest.param(order, BARE, id="-".join(order)) for order in itertools.permutations(IMPORTS)],
-        pytest.param(("kserve", "weir", "tritonclient"), "", id="the whole of kserve"),
+        (("weir", "tritonclient", "kserve"), BARE),
+        (("kserve", "tritonclient", "weir"), BARE),
+        (("kserve", "weir", "tritonclient"), ""),  # with the whole of kserve
     ],
 )
 def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[str, ...], before: str) -> None:
@@ -362,24 +307,19 @@ def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[
     for name in order:
         lines += ["try:", f"    {IMPORTS[name]}", "except TypeError:", f"    collided.append({name!r})"]
     second = [name for name in order if name != "weir"][1]
-    lines.append(f"assert collided == [{second!r}], collided")
-    lines.append(
-        "assert kserve_grpc.ModelInferRequest.FromString(kserve_grpc.ModelInferRequest(id='7').SerializeToString()).id == '7'"
-    )
+    lines += [f"assert collided == [{second!r}], collided", "Request = kserve_grpc.ModelInferRequest"]
+    lines.append("assert Request.FromString(Request(id='7').SerializeToString()).id == '7'")
     subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True, timeout=200)
 
 
 @subcases("value", [0, 1, 127, 128, 300, 16383, 16384, (1 << 32) - 1, (1 << 64) - 1])
 def test_varints_are_written_and_read_again(value: int) -> None:
-    written = b"_" + write_varint(value) + b"_"
-    assert read_varint(memoryview(written), 1) == (value, len(written) - 1)
+    written = b"_" + kserve_grpc.write_varint(value) + b"_"
+    assert kserve_grpc.read_varint(memoryview(written), 1) == (value, len(written) - 1)
 
 
-def test_one_that_is_cut_off() -> None:
+def test_a_varint_that_is_cut_off_or_too_long() -> None:
     with pytest.raises(IndexError):
-        read_varint(memoryview(b"\x80\x80"), 0)
-
-
-def test_one_that_is_too_long() -> None:
+        kserve_grpc.read_varint(memoryview(b"\x80\x80"), 0)
     with pytest.raises(ValueError, match="more than 64 bits"):
-        read_varint(memoryview(b"\x80" * 11 + b"\x01"), 0)
+        kserve_grpc.read_varint(memoryview(b"\x80" * 11 + b"\x01"), 0)

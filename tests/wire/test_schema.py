@@ -4,6 +4,7 @@ import enum
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import annotated_types
@@ -51,9 +52,7 @@ def read(declared: Any, value: Any, content_type: str = JSON) -> Any:
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
 @subcases("declared", [Point, PointModel])
 def test_a_good_body_becomes_an_instance(declared: Any, content_type: str) -> None:
-    point = read(declared, {"x": 1, "tags": ["a"]}, content_type)
-    assert isinstance(point, declared)
-    assert point == declared(x=1.0, tags=["a"])
+    assert read(declared, {"x": 1, "tags": ["a"]}, content_type) == declared(x=1.0, tags=["a"])
     assert read(list[declared], [{"x": 1}], content_type) == [declared(x=1.0)]
 
 
@@ -68,14 +67,14 @@ def test_a_bad_one_gets_the_validators_own_list(declared: Any, content_type: str
     encode(caught.value.details, JSON)
 
 
-@pytest.mark.parametrize("declared", [Point, PointModel, int, Annotated[int, pydantic.Field(gt=0)]])
-@subcases("body", [b"", b"{", b"NaN", b'{"x": NaN}', b"[" * 100_000, b'"\xff"'])
-def test_what_is_no_json_is_malformed_not_invalid(declared: Any, body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="body: must be application/json"):
-        read(declared, body)
+@subcases("declared", [Point, PointModel, int, Annotated[int, pydantic.Field(gt=0)]])
+def test_what_is_no_json_is_malformed_not_invalid(declared: Any) -> None:
+    for body in (b"", b"{", b"NaN", b'{"x": NaN}', b"[" * 100_000, b'"\xff"'):
+        with pytest.raises(InvalidRequest, match="body: must be application/json"):
+            read(declared, body)
 
 
-@pytest.mark.parametrize("declared", [Point, PointModel])
+@subcases("declared", [Point, PointModel])
 def test_a_number_no_float_can_hold(declared: Any) -> None:
     with pytest.raises(InvalidRequest, match="out of range"):
         read(declared, b'{"x": 1e999}')
@@ -96,22 +95,15 @@ def test_kinds_of_msgspec_errors(body: bytes, kind: str, loc: list[Any]) -> None
     assert [(each["type"], each["loc"]) for each in caught.value.details] == [(kind, loc)]
 
 
-@pytest.mark.parametrize("declared", [Point, PointModel])
+@subcases("declared", [Point, PointModel])
 def test_python_values(declared: Any) -> None:
     schema = schema_of(declared, "Output")
-    assert schema.check({"x": 1.0}) == declared(x=1.0)
-    assert schema.check(declared(x=1.0)) == declared(x=1.0)
+    assert schema.check({"x": 1.0}) == schema.check(declared(x=1.0)) == declared(x=1.0)
     assert schema.check({"x": numpy.float32(0.5), "tags": []}).x == 0.5
-    with pytest.raises(ValidationFailed):
-        schema.check({"x": "one"})
-    with pytest.raises(ValidationFailed):
-        schema.check(object())
-
-
-def test_a_struct_made_wrong_is_found() -> None:
-    wrong: Any = "no number"
-    with pytest.raises(ValidationFailed, match="Expected `float`"):
-        schema_of(Point, "Output").check(Point(wrong))
+    wrong: list[Any] = [{"x": "one"}, object(), *([Point("no number")] if declared is Point else [])]  # type: ignore[arg-type]  # as a user might
+    for value in wrong:
+        with pytest.raises(ValidationFailed):
+            schema.check(value)
 
 
 class Picture(msgspec.Struct):
@@ -126,15 +118,11 @@ def test_a_struct_may_hold_what_only_the_model_understands() -> None:
         schema_of(Picture, "Input").check({"pixels": strange})
 
 
-def test_rules_of_pydantic_and_of_msgspec_in_annotations() -> None:
-    for declared in (
-        Annotated[int, msgspec.Meta(gt=0)],
-        Annotated[int, pydantic.Field(gt=0)],
-        Annotated[int, annotated_types.Gt(0)],
-    ):
-        assert read(declared, b"1") == 1
-        with pytest.raises(ValidationFailed):
-            read(declared, b"0")
+@subcases("rule", [msgspec.Meta(gt=0), pydantic.Field(gt=0), annotated_types.Gt(0)])
+def test_rules_of_pydantic_and_of_msgspec_in_annotations(rule: Any) -> None:
+    assert read(Annotated[int, rule], b"1") == 1
+    with pytest.raises(ValidationFailed):
+        read(Annotated[int, rule], b"0")
 
 
 class Picky(pydantic.BaseModel):
@@ -169,14 +157,12 @@ def test_what_is_no_type() -> None:
             schema_of(wrong, "Square.Input")
 
 
-@pytest.mark.parametrize("output", [False, True])
+@subcases("output", [False, True])
 def test_json_schemas_refer_to_components(output: bool) -> None:
-    for declared, name in ((Point, "Point"), (list[PointModel], "PointModel")):
+    for declared, name, title in ((Point, "Point", {}), (list[PointModel], "PointModel", {"title": "X"})):
         schema, components = schema_of(declared, "Input").json_schema(output=output)
         assert f"#/components/schemas/{name}" in str(schema)
-        assert components[name]["properties"]["x"] == {"type": "number"} | (
-            {"title": "X"} if name == "PointModel" else {}
-        )
+        assert components[name]["properties"]["x"] == {"type": "number"} | title
     schema, components = schema_of(Nested, "Input").json_schema(output=output)
     assert schema["properties"]["point"] == {"$ref": "#/components/schemas/PointModel"}
     assert schema_of(Picture, "Input").json_schema(output=output)
@@ -191,12 +177,12 @@ def test_pydantic_is_not_imported_for_others() -> None:
 def test_of_thousands_of_errors_only_the_number_is_reported() -> None:
     # Pydantic lists all of them at a kilobyte each.
     schema = schema_of(Annotated[list[int], pydantic.Field(max_length=10**6)], "Input")
-    with pytest.raises(ValidationFailed, match=f"^item: {MAX_LISTED + 1} errors") as caught:
-        schema.check(["x"] * (MAX_LISTED + 1))
-    assert caught.value.details == []
-    with pytest.raises(ValidationFailed) as caught:
-        schema.check(["x"] * MAX_LISTED)
-    assert len(caught.value.details) == MAX_ERRORS
+    for count, listed in ((MAX_LISTED, MAX_ERRORS), (MAX_LISTED + 1, 0)):
+        with pytest.raises(
+            ValidationFailed, match=f"and {count - 1} more" if listed else f"^item: {count} errors"
+        ) as caught:
+            schema.check(["x"] * count)
+        assert len(caught.value.details) == listed
 
 
 class Area(msgspec.Struct):
@@ -232,10 +218,7 @@ def test_a_document_is_read_as_its_type() -> None:
         ({"name": "x", "areas": [{}, {"unit": "mile"}]}, "areas.1.unit='mile': invalid enum value 'mile'"),
         ({"name": "x", "labels": {"a": "b", "c": 3, "d": 4}}, "labels.c=3: must be a text"),
         ({"name": "x", "nmae": 1}, "nmae: unknown field; available: name, count, rate, areas, labels"),
-        (
-            {"name": "x", "a - at `$.b`": 1},
-            "a - at `$.b`: unknown field; available: name, count, rate, areas, labels",
-        ),
+        ({"name": "x", "a - at `$.b`": 1}, "a - at `$.b`: unknown field; available: name, count, rate, areas, labels"),
         ({"name": 3, "n" * 99: 1}, f"{'n' * 80}: unknown field; available: name, count, rate, areas, labels"),
         ([], "body=[]: must be an object"),
     ],
@@ -275,43 +258,29 @@ READ = StrictModel(
 )  # fmt: skip
 
 
-def read_in_each_form(schema: Any, document: Any) -> list[Any]:
-    """Return what `schema` reads from `document` as JSON, as msgpack, and given in this process."""
+def each_form(schema: Any, document: Any) -> list[Callable[[], Any]]:
+    """Return what reads `document` as JSON, as msgpack, and given in this process."""
     return [
-        schema.reader(JSON)(msgspec.json.encode(document)), schema.reader(MSGPACK)(msgspec.msgpack.encode(document)), schema.item(document),
-    ]  # fmt: skip
+        lambda: schema.reader(JSON)(msgspec.json.encode(document)),
+        lambda: schema.reader(MSGPACK)(msgspec.msgpack.encode(document)),
+        lambda: schema.item(document),
+    ]
 
 
 def test_a_strict_type_takes_the_same_item_in_each_form() -> None:
     schema = schema_of(StrictModel, "Input")
-    assert read_in_each_form(schema, DOCUMENT) == [READ] * 3
+    assert [read() for read in each_form(schema, DOCUMENT)] == [READ] * 3
     assert schema.item(dict(READ)) == READ
-    assert (
-        schema.item(
-            {
-                **DOCUMENT,
-                "day": datetime.date(2026, 1, 2),
-                "pair": (1, 2),
-                "tags": {"a"},
-                "price": decimal.Decimal("1.50"),
-            }
-        )
-        == READ
-    )
+    assert schema.item(DOCUMENT | {each: getattr(READ, each) for each in ("day", "pair", "tags", "price")}) == READ
     assert schema.reader(MSGPACK)(msgspec.msgpack.encode({**DOCUMENT, "raw": b"text", "at": READ.at})) == READ
     assert schema_of(list[StrictModel], "Input").item([DOCUMENT, dict(READ)]) == [READ, READ]
 
 
 @subcases("change", [{"pair": ["1", 2]}, {"pair": 3}, {"id": "no"}, {"colour": "green"}, {"raw": 3}, {"day": None}])
 def test_and_refuses_the_same_item_in_each_form(change: dict[str, Any]) -> None:
-    schema = schema_of(StrictModel, "Input")
-    document = DOCUMENT | change
-    forms = [
-        (schema.reader(JSON), msgspec.json.encode(document)), (schema.reader(MSGPACK), msgspec.msgpack.encode(document)), (schema.item, document),
-    ]  # fmt: skip
-    for read, form in forms:
+    for read in each_form(schema_of(StrictModel, "Input"), DOCUMENT | change):
         with pytest.raises(ValidationFailed) as caught:
-            read(form)
+            read()
         assert {each["loc"][0] for each in caught.value.details} == set(change)
 
 

@@ -4,7 +4,7 @@ from tests.rings import subcases
 
 from weir import errors
 from weir.frontends.http.fast.shared import Heads
-from weir.wire.status import grpc_code, http_code, phrase
+from weir.wire.status import error_of_grpc, grpc_code, http_code, phrase
 
 EXPECTED = [
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
@@ -28,6 +28,7 @@ EXPECTED = [
     (errors.ModelCrashed, 500, "INTERNAL"),
     (errors.SettingsError, 500, "INTERNAL"),
     (KeyError, 500, "INTERNAL"),
+    (type("Mine", (errors.ValidationFailed,), {}), 422, "INVALID_ARGUMENT"),
 ]
 
 
@@ -36,21 +37,25 @@ def test_codes_are_those_of_the_design(kind: type[Exception], http: int, grpc: s
     assert (http_code(kind("x")), grpc_code(kind("x"))) == (http, grpc)
 
 
-def test_a_subclass_has_the_codes_of_its_nearest_ancestor() -> None:
-    class Mine(errors.ValidationFailed):
-        pass
-
-    assert http_code(Mine("x")) == 422
-
-
 def test_every_error_is_in_the_list() -> None:
-    listed = {kind for kind, _, _ in EXPECTED}
-    leaves = {
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.WeirError) and not kind.__subclasses__()
-    }
-    assert leaves <= listed | {errors.ModelError}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.WeirError)]
+    assert {kind for kind in kinds if not kind.__subclasses__()} <= {kind for kind, _, _ in EXPECTED}
+
+
+@subcases(
+    ("code", "for_now", "kind"),
+    [
+        ("RESOURCE_EXHAUSTED", True, errors.Overloaded),
+        ("RESOURCE_EXHAUSTED", False, errors.TooLarge),  # sending it again would not help
+        ("UNAVAILABLE", True, errors.CapacityError),
+        ("UNAVAILABLE", False, errors.CapacityError),
+        ("INVALID_ARGUMENT", True, errors.InvalidRequest),
+        ("INTERNAL", False, errors.ModelError),
+        ("ABORTED", False, errors.WeirError),
+    ],
+)
+def test_what_a_client_takes_a_status_of_grpc_for(code: str, for_now: bool, kind: type[Exception]) -> None:
+    assert error_of_grpc(code, for_now=for_now) is kind
 
 
 @subcases(("status", "line"), [(499, b"499 Client Closed Request"), (599, b"599 "), (404, b"404 Not Found")])

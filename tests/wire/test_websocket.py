@@ -1,5 +1,6 @@
 """WebSocket messages: both directions, text and binary, and what is wrong with the malformed."""
 
+import contextlib
 import json
 import struct
 import tracemalloc
@@ -43,9 +44,7 @@ def test_a_request_as_text() -> None:
     assert isinstance(read, InferenceRequest)
     assert (read.model, read.version, read.id) == ("simple", "2", "7")
     assert read.inputs[0].array.tolist() == [[1.5, 2.5]]
-
-
-def test_a_request_in_the_words_of_amds_client() -> None:
+    # In the words of AMD's client.
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5], "parameters": {}}]
     read = read_request(json.dumps({"model": "simple", "id": "7", "inputs": inputs, "parameters": {}, "outputs": []}))
     assert isinstance(read, InferenceRequest)
@@ -68,13 +67,10 @@ def test_a_request_as_binary() -> None:
 
 def test_a_response_has_the_requested_form() -> None:
     response = InferenceResponse("simple", [TensorValue("y", "INT32", numpy.array([3], "int32"))], id="7")
-    text = write_response(request(), response)
-    assert isinstance(text, str)
-    raw = write_response(request(parameters={"binary_data_output": True}), response)
-    assert isinstance(raw, bytes)
-    for message in (text, raw):
+    for kind, parameters in ((str, {}), (bytes, {"binary_data_output": True})):
+        message = write_response(request(parameters=parameters), response)
         read = read_answer(message)
-        assert isinstance(read, InferenceResponse)
+        assert isinstance(message, kind) and isinstance(read, InferenceResponse)
         assert (read.model, read.id, read.outputs[0].array.tolist()) == ("simple", "7", [3])
 
 
@@ -83,6 +79,9 @@ def test_cancelling_and_failing() -> None:
     failure = ErrorMessage("full", "7", "Overloaded", 429, 0.5)
     assert read_answer(write_failure(failure)) == failure
     assert read_answer('{"error": "no"}') == ErrorMessage("no")
+
+
+PLACED = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}
 
 
 @subcases(
@@ -95,6 +94,7 @@ def test_cancelling_and_failing() -> None:
         ('{"model_name": 7}', "must be a message as JSON"),
         ('{"model_name": "m"}', "must be an inference request as JSON"),
         ('{"model_name": "\ud800"}', "must be a message as JSON"),
+        (json.dumps({"model_name": "m", "inputs": [PLACED]}), "shared memory cannot be used here"),
         (b"", "has 0 bytes, must begin with the length of its JSON in 4"),
         (b"\0\0\0", "has 3 bytes"),
         (b"\xff\xff\xff\xff{}", "says that its JSON has 4294967295 bytes, but 2 follow"),
@@ -106,12 +106,6 @@ def test_cancelling_and_failing() -> None:
 def test_what_is_no_message(message: str | bytes, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_request(message)
-
-
-def test_a_tensor_elsewhere_is_not_to_be_had() -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}
-    with pytest.raises(InvalidRequest, match="shared memory cannot be used here"):
-        read_request(json.dumps({"model_name": "m", "inputs": [tensor]}))
 
 
 @subcases(
@@ -129,10 +123,8 @@ def test_the_id_of_what_cannot_be_read(message: str | bytes, found: str) -> None
 def test_whatever_comes_is_read_or_refused(message: str | bytes) -> None:
     id_of(message)
     for read in (read_request, read_answer):
-        try:
+        with contextlib.suppress(InvalidRequest):
             read(message)
-        except InvalidRequest as error:
-            assert error.message
 
 
 def test_an_id_that_is_no_text_is_not_decoded() -> None:

@@ -14,25 +14,21 @@ from weir.policy.solve.tables import greedy_table
 
 
 @subcases(
-    ("text", "deadline", "late_share"),
-    [("p99=20ms", 0.02, 0.01), ("p95=1s", 1.0, 0.05), ("p99.9=250us", 250e-6, 0.001), ("p50=0.3", 0.3, 0.5)],
+    ("text", "objective"),
+    [
+        ("p99=20ms", LatencySLO(0.02, 0.01)),
+        ("p95=1s", LatencySLO(1.0, 0.05)),
+        ("p99.9=250us", LatencySLO(250e-6, 0.001)),
+        ("p50=0.3", LatencySLO(0.3, 0.5)),
+        ("in-time=20ms", LatencySLO(0.02, refusal_price=1.0)),
+        (" in-time=250us,refusal=2 ", LatencySLO(250e-6, refusal_price=2.0)),
+    ],
 )
-def test_reads_what_users_write_and_says_it_again(text: str, deadline: float, late_share: float) -> None:
-    objective = LatencySLO.parse(text)
-    assert (objective.deadline, objective.late_share, objective.margin) == (deadline, late_share, 0.0)
-    assert LatencySLO.parse(str(objective)) == objective
-
-
-@subcases(
-    ("text", "deadline", "price"),
-    [("in-time=20ms", 0.02, 1.0), ("in-time=1s,refusal=0.5", 1.0, 0.5), (" in-time=250us,refusal=2 ", 250e-6, 2.0)],
-)
-def test_the_most_answers_in_time_are_an_objective_too(text: str, deadline: float, price: float) -> None:
-    objective = LatencySLO.parse(text)
-    assert objective.counts_refusals
-    assert (objective.deadline, objective.refusal_price) == (deadline, price)
-    assert LatencySLO.parse(str(objective)) == objective
-    assert not LatencySLO.parse("p99=20ms").counts_refusals
+def test_reads_what_users_write_and_says_it_again(text: str, objective: LatencySLO) -> None:
+    read = LatencySLO.parse(text)
+    assert read == pytest.approx(objective)
+    assert read.counts_refusals == ("in-time" in text)
+    assert LatencySLO.parse(str(read)) == read
 
 
 def test_where_refusals_count_and_service_times_vary_no_batch_is_trimmed() -> None:
@@ -44,26 +40,11 @@ def test_where_refusals_count_and_service_times_vary_no_batch_is_trimmed() -> No
         assert objective.trimmed_by(profile) == pytest.approx([0.018, 0.018, 0.017])
 
 
+NO_OBJECTIVES = "p99 20ms p99= p99=fast p99=0 p99=-1ms p100=20ms p0=20ms p99=inf q9=1ms in-time=0 in-time="
+
+
 @subcases(
-    "text",
-    [
-        "in-time=0",
-        "in-time=",
-        "in-time=20ms,refusal=0",
-        "in-time=20ms,refusal=",
-        "in-time=20ms,price=1",
-        "",
-        "p99",
-        "20ms",
-        "p99=",
-        "p99=fast",
-        "p99=0",
-        "p99=-1ms",
-        "p100=20ms",
-        "p0=20ms",
-        "p99=inf",
-        "q9=1ms",
-    ],
+    "text", ["", *NO_OBJECTIVES.split(), *(f"in-time=20ms,{more}" for more in ("refusal=0", "refusal=", "price=1"))]
 )
 def test_refuses_what_is_no_objective(text: str) -> None:
     with pytest.raises(SettingsError, match=r"latency_objective=.*as in p99=20ms"):
@@ -79,25 +60,18 @@ def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
     assert latest[32] == pytest.approx(0.02 - 0.0108152)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("given", "margin"), [(LatencySLO(0.02), 0.0002), (LatencySLO(2.0), 0.001), (LatencySLO(0.02, margin=0.005), 0.005)]
 )
 def test_a_server_has_a_margin_in_which_to_send_answers(given: LatencySLO, margin: float) -> None:
     assert given.as_served() == given._replace(margin=margin)
 
 
-def test_a_batch_is_trimmed_to_what_leaves_its_oldest_row_in_time() -> None:
+def test_a_batch_is_trimmed_so_that_its_oldest_row_is_in_time() -> None:
     latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4).tolist()
-    assert trimmed(32, latest[32], latest) == 32
-    assert trimmed(32, latest[31], latest) == 31
-    assert trimmed(32, latest[16], latest) == 16
-    assert trimmed(1, 1.0, latest) == 1
-
-
-def test_a_batch_is_not_trimmed_below_half() -> None:
-    latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4).tolist()
-    assert trimmed(32, latest[15], latest) == 32
-    assert trimmed(2, 1.0, latest) == 2
+    for rows, at, left in ((32, latest[32], 32), (32, latest[31], 31), (32, latest[16], 16), (1, 1.0, 1)):
+        assert trimmed(rows, at, latest) == left
+    assert (trimmed(32, latest[15], latest), trimmed(2, 1.0, latest)) == (32, 2)
 
 
 def test_an_objective_that_no_row_meets_is_refused() -> None:
@@ -123,10 +97,6 @@ def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: f
     assert unavoidable_power_w(profile, rate) == pytest.approx(program.fun, rel=1e-9)
 
 
-def test_an_objective_is_a_value() -> None:
-    assert LatencySLO(0.02).checked() == (0.02, 0.01, 0.0, 0.0, 0.0)
-
-
 @subcases(
     ("objective", "says"),
     [
@@ -148,11 +118,8 @@ def test_what_cannot_be_promised_is_named(objective: LatencySLO, says: str) -> N
 # objective.py: what latency and energy are worth.
 
 
-def test_the_papers_weight_is_the_same_at_every_rate() -> None:
+def test_a_constant_price_grows_with_the_rate_unlike_the_papers_weight() -> None:
     assert [Prices(2.0, 1.0).latency_weight_at(rate) for rate in (1.0, 100.0)] == [2.0, 2.0]
-
-
-def test_a_constant_price_grows_with_the_rate() -> None:
     prices = Prices(2.0, 1.0, reference_rate=200.0)
     assert [prices.latency_weight_at(rate) for rate in (100.0, 200.0, 400.0)] == [1.0, 2.0, 4.0]
 
@@ -160,8 +127,7 @@ def test_a_constant_price_grows_with_the_rate() -> None:
 def test_at_the_reference_rate_both_are_the_same_problem() -> None:
     rate = 0.7 * GOOGLENET_P4.max_rate
     plain, constant = solve(GOOGLENET_P4, rate), solve(GOOGLENET_P4, rate, Prices(reference_rate=rate))
-    assert plain.table.tolist() == constant.table.tolist()
-    assert plain.cost == constant.cost
+    assert (plain.table.tolist(), plain.cost) == (constant.table.tolist(), constant.cost)
 
 
 def test_constant_prices_add_up_over_rates() -> None:

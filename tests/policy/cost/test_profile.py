@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.profile import GOOGLENET_P4, Profile, read_profile
@@ -33,8 +34,9 @@ def test_the_papers_profile() -> None:
 
 
 def test_the_best_size_may_not_be_the_largest() -> None:
-    assert profile().best_batch_size == 2
-    assert profile().max_rate == pytest.approx(2000.0 / 3.0)
+    assert (profile().best_batch_size, profile().max_rate) == pytest.approx((2, 2000.0 / 3.0))
+    with pytest.raises(ValueError, match="read-only"):
+        profile().cv[0] = 1.0
 
 
 def test_without_energies_energy_is_time() -> None:
@@ -42,6 +44,8 @@ def test_without_energies_energy_is_time() -> None:
     assert made.energy_source == "time"
     assert made.energy_mj.tolist() == made.service_time_ms.tolist() == [3.0, 4.0]
     assert Profile.linear(alpha_ms=1.0, tau0_ms=2.0, zeta0_mj=1.0, max_batch_size=1).energy_source == "stated"
+    with pytest.raises(SettingsError, match="max_batch_size=0: must be 1 or more"):
+        Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=0)
 
 
 def test_scaled_and_cut() -> None:
@@ -55,13 +59,11 @@ def test_scaled_and_cut() -> None:
             profile().up_to(size)
 
 
-@pytest.mark.parametrize("made", [profile(), GOOGLENET_P4], ids=["measured", "linear"])
+@subcases("made", [profile(), GOOGLENET_P4])
 def test_a_file_says_the_same(made: Profile) -> None:
     read = Profile.from_toml(made.to_toml())
-    for name in ("service_time_ms", "energy_mj", "cv"):
+    for name in ("service_time_ms", "energy_mj", "cv", "latency_offset_ms", "pipeline_depth", "energy_source"):
         assert np.array_equal(getattr(read, name), getattr(made, name))
-    for name in ("latency_offset_ms", "pipeline_depth", "energy_source"):
-        assert getattr(read, name) == getattr(made, name)
     assert dict(read.about) == dict(made.about)
 
 
@@ -70,12 +72,7 @@ def test_a_file_need_only_have_times() -> None:
     assert (read.energy_mj.tolist(), read.cv.tolist(), read.energy_source) == ([1.0, 1.5], [0.0, 0.0], "time")
 
 
-def test_a_profile_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        profile().cv[0] = 1.0
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("changes", "says"),
     [
         ({"service_time_ms": []}, "service_time_ms: must have one value for each batch size"),
@@ -94,21 +91,18 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], says: str) -> None:
     assert says in raised.value.message
 
 
-@pytest.mark.parametrize(
+TIMES = "[table]\nservice_time_ms = [1.0]"
+
+
+@subcases(
     ("text", "says"),
     [
         ("weir_profile = ", "must be a profile made by `weir profile`"),
         ("weir_profile = 2", "weir_profile=2: must be 1"),
         ("weir_profile = 1", "must be a profile made by `weir profile`: 'table'"),
         ("weir_profile = 1\ntable = 3", "must be a profile made by `weir profile`"),
-        (
-            "weir_profile = 1\nlatency_ofset_ms = 3.0\n[table]\nservice_time_ms = [1.0]",
-            "latency_ofset_ms: unknown key in a profile; available: about, best_batch_size, ",
-        ),
-        (
-            "weir_profile = 1\n[table]\nservice_time_ms = [1.0]\nenergy_mJ = [2.0]",
-            "energy_mJ: unknown key in a profile; available: cv, energy_mj, service_time_ms",
-        ),
+        (f"weir_profile = 1\nofset_ms = 3.0\n{TIMES}", "ofset_ms: unknown key in a profile; available: about, best_ba"),
+        (f"weir_profile = 1\n{TIMES}\nenergy_mJ = [2.0]", "energy_mJ: unknown key in a profile; available: cv, energy"),
         ("weir_profile = 1\n[table]\nservice_time_ms = ['x']", "must be a profile made by `weir profile`"),
         ("weir_profile = 1\n[table]\nservice_time_ms = [-1.0]", "batch size 1 is -1.0"),
     ],
@@ -129,11 +123,6 @@ def test_a_file_of_any_editor_is_read_and_one_that_cannot_be_read_is_named(tmp_p
     path.write_bytes(b"\xff")
     with pytest.raises(SettingsError, match=r"^profile=x: must be a profile made by `weir profile`"):
         read_profile(path, "profile=x")
-
-
-def test_no_profile_without_batches() -> None:
-    with pytest.raises(SettingsError, match="max_batch_size=0: must be 1 or more"):
-        Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=0)
 
 
 def test_lines_through_one_point_and_through_equal_ones() -> None:

@@ -42,8 +42,7 @@ def test_a_row_begins_a_batch_that_could_grow_and_the_next_ones_join_it() -> Non
 
 
 def test_a_batch_is_as_large_as_leaves_its_first_row_in_time() -> None:
-    assert planned(GATE._replace(within=9.5)).full(0.0) == 3
-    assert planned(GATE._replace(within=8.9)).full(0.0) == 0
+    assert [planned(GATE._replace(within=within)).full(0.0) for within in (9.5, 8.9)] == [3, 0]
 
 
 def test_rows_that_stay_are_planned_by_when_they_came() -> None:
@@ -69,8 +68,7 @@ def test_while_the_policy_waits_a_whole_batch_may_come() -> None:
 
 def test_workers_take_turns() -> None:
     plan = planned(workers=2)
-    assert plan.full(0.0) == 4, "the other one is free"
-    assert plan.full(0.0) == 8 and plan.full(0.0) == 12
+    assert [plan.full(0.0) for _ in range(3)] == [4, 8, 12]  # the other one is free
     plan.dispatch(GATE, 4, 12, 0.0, 0.0, 0.0, 1, 2)
     assert plan.bound == 8
     plan.dispatch(GATE, 4, 8, -100.0, -100.0, -100.0, 1, 2)  # on another clock
@@ -125,10 +123,8 @@ def promised() -> Bank:
 @pytest.mark.parametrize(("load", "most"), spread([(0.97, 0.025), (0.9, 0.01), (0.93, 0.01)]))
 def test_near_saturation_only_what_nothing_could_save_is_lost(promised: Bank, load: float, most: float) -> None:
     """Knowing the future, 0.02, 0.26 and 1.47 % are lost; refusing by the length of the queue, 1.8, 2.5 and 3.7 %."""
-    rate = load * promised.profile.max_rate
-    made = run(
-        promised.profile, SolvedPolicy(promised), np.cumsum(np.random.default_rng(5).exponential(1.0 / rate, 40_000))
-    )
+    gaps = np.random.default_rng(5).exponential(1.0 / (load * promised.profile.max_rate), 40_000)
+    made = run(promised.profile, SolvedPolicy(promised), np.cumsum(gaps))
     late = made.refused | (made.end - made.arrival > 0.02 + 1e-6)
     seen = np.array([part.mean() for part in np.array_split(late, 20)])
     assert seen.mean() - 2.0 * seen.std(ddof=1) / 20**0.5 <= most

@@ -5,6 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.drift import BATCHES, MOST_BATCHES, Drift, DriftDetector
@@ -39,29 +40,28 @@ def only_above(size: int, factor: float) -> Floats:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("cv", [0.0, 0.02, 0.1, 0.5])
+@subcases("cv", [0.0, 0.02, 0.1, 0.5])
 def test_chance_is_no_drift(cv: float) -> None:
     of = profile(cv)
     assert feed(DriftDetector(of), of, 1.0, 100_000) == (None, 100_000)
 
 
-@pytest.mark.parametrize(("cv", "soon"), [(0.0, 40), (0.02, 40), (0.1, 80), (0.3, 300)])
-@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 3.0])
+@subcases(("cv", "soon", "factor"), [(0.0, 40, 0.5), (0.02, 40, 0.8), (0.1, 80, 1.25), (0.3, 300, 3.0)])
 def test_a_change_is_noticed_soon_and_measured(cv: float, soon: int, factor: float) -> None:
     of = profile(cv)
     detector = DriftDetector(of)
     assert feed(detector, of, 1.0, 1000)[0] is None
     verdict, batches = feed(detector, of, factor, 10_000, seed=2)
-    assert verdict is not None
-    assert verdict.batches >= BATCHES
-    assert batches <= soon
+    assert verdict is not None and verdict.batches >= BATCHES and batches <= soon
     assert verdict.factors == pytest.approx([factor] * 32, rel=max(0.02, 3.0 * cv / BATCHES**0.5))
 
 
 def test_what_is_too_little_to_matter_is_let_be() -> None:
     of = profile(0.02)
-    assert feed(DriftDetector(of), of, 1.03, 20_000)[0] is None
-    assert feed(DriftDetector(of), of, 0.97, 20_000)[0] is None
+    assert [feed(DriftDetector(of), of, factor, 20_000)[0] for factor in (1.03, 0.97)] == [None, None]
+    detector = DriftDetector(of)
+    assert feed(detector, of, 1.5, 4)[0] is None  # an alarm that what follows does not bear out
+    assert feed(detector, of, 1.0, 1000)[0] is None
 
 
 def test_one_pause_is_no_drift() -> None:
@@ -69,13 +69,6 @@ def test_one_pause_is_no_drift() -> None:
     detector = DriftDetector(of)
     for number in range(2000):
         assert detector.observe(8, 0.0034 * (50.0 if number % 10 == 0 else 1.0)) is None
-
-
-def test_an_alarm_that_what_follows_does_not_bear_out_is_taken_back() -> None:
-    of = profile(0.02)
-    detector = DriftDetector(of)
-    assert feed(detector, of, 1.5, 4)[0] is None
-    assert feed(detector, of, 1.0, 1000)[0] is None
 
 
 def test_after_a_verdict_it_compares_with_what_it_found() -> None:
@@ -88,8 +81,7 @@ def test_after_a_verdict_it_compares_with_what_it_found() -> None:
     assert feed(detector, of, 2.0, 1000) == (None, 1000)
 
 
-@pytest.mark.parametrize("factor", [0.6, 1.6])
-@pytest.mark.parametrize("size", [2, 16, 20, 30])
+@subcases(("size", "factor"), [(2, 0.6), (16, 1.6), (20, 0.6), (30, 1.6)])
 def test_a_change_of_some_sizes_is_measured_for_these(size: int, factor: float) -> None:
     of, factors = profile(0.05), only_above(size, factor)
     detector = DriftDetector(of)
@@ -97,11 +89,8 @@ def test_a_change_of_some_sizes_is_measured_for_these(size: int, factor: float) 
     verdict, batches = feed(detector, of, factors, 1000, seed=2)
     assert verdict is not None and batches < 200 * 32 / (32 - size)
     detector.compare_with(of.scaled(time=np.array(verdict.factors)))
-    while True:  # a few batches may tell no more than that large ones have changed
-        verdict2, _ = feed(detector, of, factors, 5000, seed=3)
-        if verdict2 is None:
-            break
-        verdict = Drift(tuple(a * b for a, b in zip(verdict.factors, verdict2.factors, strict=True)), 0)
+    while (more := feed(detector, of, factors, 5000, seed=3)[0]) is not None:  # a few batches may tell less
+        verdict = Drift(tuple(a * b for a, b in zip(verdict.factors, more.factors, strict=True)), 0)
         detector.compare_with(of.scaled(time=np.array(verdict.factors)))
     assert verdict.factors == pytest.approx(factors.tolist(), rel=0.06)
 
@@ -115,8 +104,7 @@ def test_rare_large_batches_that_have_become_slow_are_noticed() -> None:
         verdict = detector.observe(rows, luck * float(of.service_time_ms[rows - 1]) / 1000.0)
         if verdict is not None:
             break
-    assert verdict is not None
-    assert number < 50 * 40
+    assert verdict is not None and number < 50 * 40
     assert verdict.factors[:8] == (1.0,) * 8
     assert verdict.factors[31] == pytest.approx(1.6, rel=0.05)
 
@@ -129,29 +117,24 @@ def feed_size(detector: DriftDetector, rows: int, seconds: float) -> Drift:
     raise AssertionError("no verdict")
 
 
-@pytest.mark.parametrize("is_slow_too", [False, True])
-def test_where_only_large_batches_come_and_are_slow_a_smaller_size_is_tried(is_slow_too: bool) -> None:
+@subcases("is_slow_too", [False, True])
+def test_where_only_large_batches_come_and_are_slow_a_smaller_is_tried(is_slow_too: bool) -> None:
     of = profile(0.02)
     detector, times = DriftDetector(of), of.service_time_ms / 1000.0
     first = feed_size(detector, 32, 1.6 * times[31])
-    assert first.factors == pytest.approx([1.6] * 32, rel=0.001)
-    assert first.tried == 16
+    assert (*first.factors, first.tried) == pytest.approx((*[1.6] * 32, 16), rel=0.001)
     detector.compare_with(of.scaled(time=np.array(first.factors)))
     if is_slow_too:
         assert [detector.observe(16, 1.6 * times[15]) for _ in range(100)] == [None] * 100
         return
     second = feed_size(detector, 16, times[15])
-    assert second.factors == pytest.approx([1.0 / 1.6] * 16 + [1.0] * 16, rel=0.001)
-    assert second.tried == 0
+    assert (*second.factors, second.tried) == pytest.approx((*[1.0 / 1.6] * 16, *[1.0] * 16, 0), rel=0.001)
 
 
 def test_no_size_is_tried_that_could_not_be_better() -> None:
-    of = profile(0.02)
-    assert feed_size(DriftDetector(of), 32, 1.2 * float(of.service_time_ms[31]) / 1000.0).tried == 16
-    steep = Profile.linear(alpha_ms=0.05, tau0_ms=10.0, max_batch_size=32)
-    assert feed_size(DriftDetector(steep), 32, 1.6 * float(steep.service_time_ms[31]) / 1000.0).tried == 0
-    assert feed_size(DriftDetector(of), 32, 0.6 * float(of.service_time_ms[31]) / 1000.0).tried == 0
-    assert feed_size(DriftDetector(of), 1, 2.0 * float(of.service_time_ms[0]) / 1000.0).tried == 0
+    plain, steep = profile(0.02), Profile.linear(alpha_ms=0.05, tau0_ms=10.0, max_batch_size=32)
+    for of, rows, factor, tried in ((plain, 32, 1.2, 16), (steep, 32, 1.6, 0), (plain, 32, 0.6, 0), (plain, 1, 2.0, 0)):
+        assert feed_size(DriftDetector(of), rows, factor * float(of.service_time_ms[rows - 1]) / 1000.0).tried == tried
 
 
 # What a busy machine does: no change of the model.
@@ -174,13 +157,6 @@ def busy(seconds: float, settle: float, spread: float = 0.1, seed: int = 5) -> I
         yield rows, taken
 
 
-@pytest.mark.no_cover
-def test_ten_per_cent_of_noise_that_no_profile_knows_of_are_no_drift_in_an_hour() -> None:
-    of = profile(0.01).scaled(time=10.0)
-    detector = DriftDetector(of)
-    assert [each for batch in busy(HOUR, 0.0) if (each := detector.observe(*batch)) is not None] == []
-
-
 def follow(of: Profile, batches: Iterator[tuple[int, float]]) -> Iterator[tuple[float, Profile]]:
     """Let batches come, and compare with what is found; return the seconds of work until then, and each profile."""
     detector, worked = DriftDetector(of), 0.0
@@ -193,14 +169,13 @@ def follow(of: Profile, batches: Iterator[tuple[int, float]]) -> Iterator[tuple[
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("settle", "most"), [(0.1, 3), (1.0, 40)])
+@subcases(("settle", "most"), [(0.1, 3), (1.0, 40)])
 def test_a_neighbour_that_works_now_and_then_is_seldom_a_drift(settle: float, most: int) -> None:
     """A spread that is assumed rather than learned finds 499 and 706 here."""
-    found = list(follow(profile(0.01).scaled(time=10.0), busy(HOUR / 2.0, settle)))
-    assert len(found) <= most
+    assert len(list(follow(profile(0.01).scaled(time=10.0), busy(HOUR / 2.0, settle)))) <= most
 
 
-@pytest.mark.parametrize("settle", [0.0, 0.1, 1.0])
+@subcases("settle", [0.0, 1.0])
 def test_noise_does_not_hide_a_change(settle: float) -> None:
     of = profile(0.01).scaled(time=10.0)
     slower = ((rows, 1.6 * seconds) for rows, seconds in busy(300.0, settle, seed=6))
@@ -220,7 +195,4 @@ def test_what_cannot_be_measured_is_given_up() -> None:
 
 def test_what_cannot_be_compared_says_nothing() -> None:
     detector = DriftDetector(profile(0.0))
-    for _ in range(100):
-        assert detector.observe(33, 1.0) is None
-        assert detector.observe(0, 1.0) is None
-        assert detector.observe(1, 0.0) is None
+    assert {detector.observe(*batch) for batch in [(33, 1.0), (0, 1.0), (1, 0.0)] * 100} == {None}

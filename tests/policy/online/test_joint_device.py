@@ -25,18 +25,15 @@ def table() -> DeviceTable:
     return found
 
 
-def test_it_keeps_the_rules_of_policies() -> None:
+def test_it_keeps_the_rules_of_policies_and_is_greedy_at_first() -> None:
     policy = DevicePolicy(table())
     check_policy(policy)
+    assert Feed().arrive(policy, RATE, 1) == Decision(1, Reason.IDLE)
     Feed().arrive(policy, RATE, 100)
     check_policy(policy)
 
 
-def test_it_is_greedy_until_the_rate_is_known() -> None:
-    assert Feed().arrive(DevicePolicy(table()), RATE, 1) == Decision(1, Reason.IDLE)
-
-
-def test_it_waits_for_the_limit_of_its_table_and_then_serves_what_that_says() -> None:
+def test_it_waits_for_the_limit_of_its_table_and_serves_what_that_says() -> None:
     policy, feed = DevicePolicy(table()), Feed()
     limit = limit_of(policy.table.table)
     waits = feed.arrive(policy, RATE, 100, waiting=1)
@@ -47,29 +44,21 @@ def test_it_waits_for_the_limit_of_its_table_and_then_serves_what_that_says() ->
 
 def test_a_wait_ends_when_the_traffic_has_stopped() -> None:
     policy, feed = DevicePolicy(table()), Feed()
-    waits = feed.arrive(policy, RATE, 100, waiting=1)
-    assert waits.until is not None
+    until = feed.arrive(policy, RATE, 100, waiting=1).until
+    assert until is not None
     gone = min(SILENCE, filling_of(policy.table.table)) / RATE
-    assert waits.until - feed.now == pytest.approx(gone, rel=0.2)
-    assert policy.decide(feed.seen(waiting=1)._replace(now=waits.until)) == Decision(
-        1, Reason.POLICY, None, limit_of(policy.table.table)
-    )
-
-
-def test_a_full_batch_never_waits() -> None:
-    policy, feed = DevicePolicy(table()), Feed()
-    feed.arrive(policy, RATE, 100, waiting=1)
-    assert policy.decide(feed.seen(waiting=2)._replace(max_batch_size=2)).rows == 2
+    assert until - feed.now == pytest.approx(gone, rel=0.2)
+    served = Decision(1, Reason.POLICY, None, limit_of(policy.table.table))
+    assert policy.decide(feed.seen(waiting=1)._replace(now=until)) == served
+    assert policy.decide(feed.seen(waiting=2)._replace(max_batch_size=2)).rows == 2  # a full batch never waits
 
 
 def test_its_urgency_and_what_it_explains_are_those_of_the_table() -> None:
     policy = DevicePolicy(table())
     limit = limit_of(policy.table.table)
+    urgency = {str(rows): policy.table.urgency_of(rows) for rows in (limit, 2 * limit)}
+    assert policy.explain() == {"limit": limit, "urgency": urgency}
     assert policy.urgency(limit) == policy.table.urgency_of(limit)
-    assert policy.explain() == {
-        "limit": limit,
-        "urgency": {str(rows): policy.table.urgency_of(rows) for rows in (limit, 2 * limit)},
-    }
     assert policy.fresh().table is policy.table
 
 

@@ -5,6 +5,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.messages import Reason
 from weir.policy.conformance import check_policy
@@ -48,14 +49,10 @@ class Asked:
             self.arrivals += 1
             self.ask(1, IDLE, KindState(0, ((1, self.now),)))
 
-    def ask(
-        self, waiting: int, first: KindState, second: KindState, deadline: float = inf, now: float = 0.0
-    ) -> Decision:
+    def ask(self, waiting: int, first: KindState, second: KindState, by: float = inf, now: float = 0.0) -> Decision:
         kinds = (first, second) if self.numbers == (0, 1) else (second, first)
-        at = now or self.now
-        return self.policy.decide(
-            Observation(at, waiting, self.now, deadline, self.arrivals, self.now, 1, 2, 8, 1e9, False, kinds)
-        )
+        at, last = now or self.now, self.now
+        return self.policy.decide(Observation(at, waiting, last, by, self.arrivals, last, 1, 2, 8, 1e9, False, kinds))
 
 
 def busy(*, until_ms: float, now: float) -> KindState:
@@ -63,16 +60,18 @@ def busy(*, until_ms: float, now: float) -> KindState:
     return KindState(0, ((4, now + (until_ms - 24.0) / 1000.0),))
 
 
-def test_it_keeps_the_rules_of_policies_and_is_greedy_while_workers_count_as_alike() -> None:
+def test_it_keeps_the_rules_of_policies_and_is_greedy_for_one_kind() -> None:
     policy = UnevenPolicy(bank(table(1, 2, 4)))
     check_policy(policy)
     seen = Observation(1.0, 3, 0.9, inf, 3, 0.9, 1, 1, 8, 0.1, False)
     assert policy.decide(seen) == Decision(3, Reason.IDLE)
     assert policy.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE, kind=0), "the rate is unknown"
     assert policy.fresh().decide(seen) == Decision(3, Reason.IDLE)
+    other = UnevenPolicy(bank(table(1, 2, 4)), (1, 0))
+    assert other.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE, kind=1)
 
 
-@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+@subcases("numbers", [(0, 1), (1, 0)])
 def test_the_fast_kind_is_first_and_the_slow_one_waits_for_it(numbers: tuple[int, int]) -> None:
     asked = Asked(table(1, 3, 10), numbers=numbers)
     now = asked.now
@@ -111,9 +110,9 @@ def test_a_kind_without_a_worker_that_is_ready_is_not_waited_for() -> None:
 def test_a_deadline_that_only_the_fast_kind_keeps_is_waited_for() -> None:
     asked = Asked(table(1, 3, 10))
     soon = busy(until_ms=15.0, now=asked.now)
-    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.05).rows == 0
-    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.2).kind == 1, "both keep it"
-    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.03).kind == 1, "neither keeps it"
+    assert asked.ask(5, soon, IDLE, by=asked.now + 0.05).rows == 0
+    assert asked.ask(5, soon, IDLE, by=asked.now + 0.2).kind == 1, "both keep it"
+    assert asked.ask(5, soon, IDLE, by=asked.now + 0.03).kind == 1, "neither keeps it"
 
 
 def test_a_wait_for_rows_ends_when_they_do_not_come() -> None:
@@ -142,7 +141,7 @@ def test_it_explains_which_kind_is_left_idle_and_why() -> None:
     assert [each["kind"] for each in explained["kinds"]] == ["large", "small"]
 
 
-def test_a_solved_policy_decides_by_the_tables_of_both_kinds_until_it_has_a_bank_again() -> None:
+def test_a_solved_policy_decides_by_the_tables_of_both_kinds() -> None:
     policy = SolvedPolicy()
     policy.adopt_kinds(bank(table(1, 2, 4)), (1, 0), ("large", "small"))
     assert policy.learning
@@ -157,8 +156,3 @@ def test_a_solved_policy_decides_by_the_tables_of_both_kinds_until_it_has_a_bank
     assert explained["device"] is None
     policy.share(None)
     assert (policy.learning, policy.explain()["kinds"]) == (True, None)
-
-
-def test_until_the_rate_is_known_the_first_kind_is_preferred() -> None:
-    policy = UnevenPolicy(bank(table(1, 2, 4)), (1, 0))
-    assert policy.decide(Observation(1.0, 2, 1.0, inf, 2, 1.0, 2, 2, 8, 1.0, False, (IDLE, IDLE)))[::4] == (2, 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.late import scipy
 from tests.policy.banks import LIMITS, PROFILE, bank, promised
+from tests.rings import subcases
 
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Profile
@@ -17,12 +18,6 @@ from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table
 # stages.py: a bank made ready to be looked up.
 
 
-def alone(rate: float) -> Bank:
-    """Return a bank of one rate."""
-    one = limit_table(4, 8)[None]
-    return bank(rates=[rate], tables=one, max_waiting=[0], response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0])
-
-
 def every(made: Bank) -> list[RateBand]:
     """Return all stages of a bank."""
     stages = RateBands(made)
@@ -31,7 +26,8 @@ def every(made: Bank) -> list[RateBand]:
 
 def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> None:
     assert boundaries_of(bank()) == pytest.approx((100 / sqrt(2), 100 * sqrt(2), 200 * sqrt(2), 400 * sqrt(2)))
-    assert boundaries_of(alone(100.0)) == (50.0, 200.0)
+    one = {"rates": [100.0], "tables": limit_table(4, 8)[None], "max_waiting": [0]}
+    assert boundaries_of(bank(**one, response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0])) == (50.0, 200.0)
 
 
 def test_there_is_a_stage_below_and_one_above() -> None:
@@ -45,24 +41,12 @@ def test_there_is_a_stage_below_and_one_above() -> None:
     assert (stages[0].falls, stages[4].rises) == (0.0, inf)
 
 
-def test_the_answers_are_the_tables() -> None:
-    made = bank()
-    for stage in every(made)[1:-1]:
-        assert [0 if each is None else each.rows for each in stage.answers] == made.tables[stage.entry].tolist()
-        assert {each.limit for each in stage.answers if each is not None} == {LIMITS[stage.entry]}
-
-
 def test_the_stage_for_a_rate_is_the_nearest() -> None:
     made = bank()
     stages = RateBands(made)
     for rate in np.geomspace(75.0, 560.0, 100).tolist():
         assert stages.at(rate).entry == made.index_of(rate)
     assert [stages.at(rate).number for rate in (1e-9, 70.0, 71.0, 565.0, 566.0, 1e9)] == [0, 0, 1, 3, 4, 4]
-
-
-def test_a_stage_is_made_once() -> None:
-    stages = RateBands(bank())
-    assert stages.at(200.0) is stages.next_to(stages[4], 200.0) is stages[2]
 
 
 def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
@@ -76,15 +60,6 @@ def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
         assert stages.next_to(stages.next_to(second, rate), rate).number == number
 
 
-def test_a_stage_says_where_it_is_left() -> None:
-    """What a decision compares the rate with; only beyond it is the next stage looked for."""
-    stages = RateBands(bank())
-    edges = (0.0, *stages.boundaries, inf)
-    for number in range(len(stages)):
-        assert stages[number].falls == pytest.approx(0.95 * edges[number])
-        assert stages[number].rises == pytest.approx(1.05 * edges[number + 1])
-
-
 def test_only_a_promise_bounds_waits_by_age() -> None:
     assert {(stage.allowance, stage.latest) for stage in every(bank())} == {(None, None)}
     for stage in every(promised()):
@@ -93,16 +68,13 @@ def test_only_a_promise_bounds_waits_by_age() -> None:
         assert stage.allowance == pytest.approx([latest - 0.001 for latest in stage.latest])
 
 
-@pytest.mark.parametrize("limit", [2, 3, 8, 32])
+@subcases("limit", [2, 3, 8, 32])
 def test_the_line_fills_later_than_that_only_rarely(limit: int) -> None:
     bound = filling_of(limit_table(limit, 32))
     late = float(scipy.stats.gamma.sf(bound, limit - 1))
     assert 0.0 < late <= UNLIKELY
     assert bound < limit + 6.0 * sqrt(limit) + 10.0  # and is not far from what it must be
-
-
-def test_a_table_that_never_waits_has_only_the_silence() -> None:
-    assert filling_of(limit_table(1, 8)) == SILENCE
+    assert filling_of(limit_table(1, 8)) == SILENCE  # a table that never waits
 
 
 def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
@@ -132,7 +104,7 @@ def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> N
     assert RateBands(promised()).unknown() is not None and RateBands(bank()).unknown() is None
 
 
-def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches() -> None:
+def test_where_refusals_count_overload_is_served_in_full_batches() -> None:
     """The batch and line that have everybody in time for certain would serve far fewer rows."""
     varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
     tables = stacked([greedy_table(8)] * 3)

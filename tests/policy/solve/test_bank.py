@@ -2,7 +2,6 @@
 
 import io
 import json
-from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from benchmarks.policies.between import excess_of
 from benchmarks.policies.event_loop import planned
 from benchmarks.policies.random_models import drawn
 from reproduction.response import response_time
-from reproduction.truncated import solve_truncated
 from tests.late import scipy
 from tests.policy.compiler import needs_compiler
 from tests.rings import spread, subcases
@@ -48,14 +46,17 @@ def test_limits_and_indices() -> None:
     made = bank()
     assert made.limits().tolist() == [1, 2, 3]
     assert [made.index_of(rate) for rate in (0.0, 150.0, 250.0, 440.0, 450.0, 9e9)] == [0, 0, 1, 1, 2, 2]
-    assert bank(
-        rates=[1.0], tables=[[0, 1]], max_waiting=[0], response_time_ms=[1],
-        p99_ms=[1], power_w=[1],
-    ).index_of(5.0) == 0  # fmt: skip
+    alone = {"rates": [1.0], "tables": [[0, 1]], "max_waiting": [0]}
+    assert bank(**alone, response_time_ms=[1], p99_ms=[1], power_w=[1]).index_of(5.0) == 0
     assert made.capacity == pytest.approx(2 * 600.0)
+    with pytest.raises(ValueError, match="read-only"):
+        made.tables[0, 1] = 0
+    shown = made._repr_html_()  # in a notebook, a row for each rate
+    assert shown.count("<tr><td>") == len(made.rates)
+    assert all(f"<td>{limit}</td>" in shown for limit in made.limits())
 
 
-@pytest.mark.parametrize("objective", [None, LatencySLO(0.02, 0.01, 0.001)])
+@subcases("objective", [None, LatencySLO(0.02, 0.01, 0.001)])
 def test_a_bank_survives_being_a_file(objective: LatencySLO | None) -> None:
     made = bank(objective=objective)
     read = Bank.from_bytes(made.to_bytes())
@@ -64,11 +65,6 @@ def test_a_bank_survives_being_a_file(objective: LatencySLO | None) -> None:
         assert getattr(read, name).dtype == getattr(made, name).dtype
     assert (read.prices, read.workers, read.objective) == (made.prices, 2, objective)
     assert read.profile.to_toml() == PROFILE.to_toml()
-
-
-def test_a_bank_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        bank().tables[0, 1] = 0
 
 
 @subcases(
@@ -103,7 +99,7 @@ def damaged(**changes: Any) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("data", "says"),
     [
         (b"", "must be a policy file made by `weir solve`"),
@@ -140,24 +136,20 @@ PAST_ITS_BEST = Profile(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("load", [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
+@subcases("load", [0.001, 0.1, 0.5, 0.9, 0.97])
 def test_the_cost_is_that_of_the_untruncated_line(load: float) -> None:
     solution = solve(GOOGLENET_P4, load * GOOGLENET_P4.max_rate)
     assert solution.performance.cost == pytest.approx(solution.cost, rel=1e-7)
     assert 0.0 <= solution.error_bound < 1e-8 * solution.cost
-    assert solution.seconds is None
-    assert solution.iterations <= 10
-    assert len(solution.actions) == len(solution.values) == solution.s_max + 2
-    assert solution.values[0] == 0.0
+    assert solution.iterations <= 10 and solution.seconds is None
 
 
 def test_the_papers_example() -> None:
     """Table I: g = 66.1374, with the rounded coefficients that the paper prints 66.1338."""
-    solution = solve(GOOGLENET_P4, PAPER_RATE)
-    assert solution.cost == pytest.approx(66.1374, rel=1e-4)
+    assert solve(GOOGLENET_P4, PAPER_RATE).cost == pytest.approx(66.1374, rel=1e-4)
 
 
-@pytest.mark.parametrize("load", [0.05, 0.5, 0.9])
+@subcases("load", [0.05, 0.9])
 def test_energy_only_makes_full_batches(load: float) -> None:
     solution = solve(GOOGLENET_P4, load * GOOGLENET_P4.max_rate, Prices(0.0, 2.0))
     assert solution.table.tolist() == static_table(32).tolist() + [32] * (len(solution.table) - 33)
@@ -165,40 +157,18 @@ def test_energy_only_makes_full_batches(load: float) -> None:
     assert solution.cost == pytest.approx(least, rel=1e-12)
 
 
-def test_energy_only_uses_the_most_efficient_size() -> None:
-    rate = 0.5 * EFFICIENT.max_rate
-    solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
-    assert solution.limit == 8
-    assert set(solution.table[8:16].tolist()) == {8}
-    assert solution.performance.cost == pytest.approx(rate / 1000.0 * 13.0 / 8.0, rel=1e-6)
-
-
-@pytest.mark.parametrize("load", [0.5, 0.86, 0.95])
+@subcases("load", [0.5, 0.86, 0.95])
 def test_energy_only_is_within_its_bound(load: float) -> None:
     """The price of time that the solver sets shows where 8 rows at a time are not quick enough: the bound must say so."""
     rate = load * EFFICIENT.max_rate
     solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
-    program = scipy.optimize.linprog(
-        EFFICIENT.energy_mj, A_ub=[EFFICIENT.service_time_ms], b_ub=[1.0], A_eq=[SIZES], b_eq=[rate / 1000.0]
-    )
+    if load == 0.5:  # the most efficient size is quick enough
+        assert solution.limit == 8 and set(solution.table[8:16].tolist()) == {8}
+    times, rows = [EFFICIENT.service_time_ms], [rate / 1000.0]
+    program = scipy.optimize.linprog(EFFICIENT.energy_mj, A_ub=times, b_ub=[1.0], A_eq=[SIZES], b_eq=rows)
     assert program.fun is not None
     assert 0.0 <= solution.cost - program.fun <= solution.error_bound * (1.0 + 1e-6) + 1e-12
     assert solution.error_bound < 1e-4 * solution.cost
-
-
-def test_latency_only_hardly_waits() -> None:
-    for load in (0.05, 0.5, 0.9):
-        rate = load * GOOGLENET_P4.max_rate
-        solution = solve(GOOGLENET_P4, rate, Prices(1.0, 0.0))
-        assert solution.limit <= 2
-        assert solution.cost <= evaluate(GOOGLENET_P4, rate, greedy_table(32), Prices(1.0, 0.0)).cost
-
-
-def test_neither_time_nor_energy_costs_anything() -> None:
-    free = Profile(np.array([1.0, 1.5]), np.zeros(2), np.zeros(2))
-    solution = solve(free, 500.0, Prices(0.0, 1.0))
-    assert solution.limit == 1
-    assert solution.cost == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_best_size_may_be_smaller_than_the_largest() -> None:
@@ -210,21 +180,7 @@ def test_the_best_size_may_be_smaller_than_the_largest() -> None:
     assert not evaluate(PAST_ITS_BEST, rate, static_table(8)).stable
 
 
-def test_a_start_changes_nothing_but_the_steps() -> None:
-    rate = 0.5 * GOOGLENET_P4.max_rate
-    cold = solve(GOOGLENET_P4, rate)
-    warm = solve(GOOGLENET_P4, rate, start=solve(GOOGLENET_P4, 0.95 * rate).table)
-    assert warm.table.tolist() == cold.table.tolist()
-    assert warm.cost == pytest.approx(cold.cost, rel=1e-12)
-    assert warm.iterations <= cold.iterations
-
-
-def test_a_clock_measures_the_time() -> None:
-    ticks = count(5)
-    assert solve(GOOGLENET_P4, 1000.0, clock=lambda: float(next(ticks))).seconds == 1.0
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("changes", "says"),
     [
         ({"rate": 2960.0}, "rate=2960: must be less than the capacity of 2958.8 rows per second (batches of 32)"),
@@ -233,27 +189,16 @@ def test_a_clock_measures_the_time() -> None:
         ({"start": np.array([0, 0])}, "start: the last entry, for 1 and more waiting, is 0"),
     ],
 )
-def test_what_cannot_be_solved_is_named(changes: dict[str, object], says: str) -> None:
-    arguments: dict[str, object] = {"rate": 1000.0} | changes
+def test_what_cannot_be_solved_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        solve(GOOGLENET_P4, **arguments)  # type: ignore[arg-type]  # whatever a user may give
+        solve(GOOGLENET_P4, **{"rate": 1000.0} | changes)
     assert says in raised.value.message
 
 
 def test_a_result_that_may_be_far_from_the_best_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.policy.solve.bank.TOLERANCE", -1.0)  # as if rounding had ended it too soon
-    with pytest.warns(
-        RuntimeWarning, match=r"rate=1000: the table costs [\d.]+, which may be [\d.e-]+ above the least"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"rate=1000: the table costs [\d.]+, which may be [\d.e-]+ above"):
         solve(GOOGLENET_P4, 1000.0)
-
-
-def test_the_papers_model_grown_long_enough_has_the_same_solution() -> None:
-    for profile, load in product((GOOGLENET_P4, STEPPED, PAST_ITS_BEST), (0.2, 0.8)):
-        rate, prices = load * profile.max_rate, Prices(1.0, 0.5)
-        exact, truncated = solve(profile, rate, prices), solve_truncated(profile, rate, prices)
-        assert exact.cost == pytest.approx(truncated.cost, rel=1e-8)
-        assert exact.limit == truncated.limit
 
 
 # bank.py: a bank says of each table what it will do.
@@ -323,25 +268,3 @@ def test_a_bank_predicts_what_evaluation_says() -> None:
 def test_a_rate_that_cannot_be_served_is_named() -> None:
     with pytest.raises(SettingsError, match="rate=3000: must be less than the capacity"):
         solve_bank(GOOGLENET_P4, rates=[100.0, 3000.0])
-
-
-def test_the_best_actions_of_a_rate_nearby_are_a_better_start_than_its_table() -> None:
-    """The table has the full-batch rule where lines are not met: policy iteration spent most of its steps on these."""
-    fit = GOOGLENET_P4.fit()
-    profile = Profile.linear(
-        alpha_ms=fit.alpha_ms, tau0_ms=fit.tau0_ms, beta_mj=fit.beta_mj, zeta0_mj=fit.zeta0_mj, max_batch_size=128
-    )
-    (low,) = solve_rates(profile, Prices(), np.array([0.33 * profile.max_rate]))
-    starts = low.table, low.actions, None
-    by_table, by_actions, alone = (
-        solve_long(profile, 0.39 * profile.max_rate, Prices(), longest_of(profile), start) for start in starts
-    )
-    assert by_actions.improved.steps <= 8 < by_table.improved.steps
-    assert np.array_equal(by_actions.table, alone.table)
-
-
-def test_a_notebook_shows_a_row_for_each_rate() -> None:
-    made = bank()
-    shown = made._repr_html_()
-    assert shown.count("<tr><td>") == len(made.rates)
-    assert all(f"<td>{limit}</td>" in shown for limit in made.limits())

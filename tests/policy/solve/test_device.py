@@ -6,9 +6,9 @@ from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.device import BUSIEST, DeviceLoad, DeviceTable, device_load, play, variants
+from weir.policy.solve.device import BUSIEST, DeviceLoad, device_load, variants
 from weir.policy.solve.smdp import LONGEST, solve_long
-from weir.policy.solve.tables import extended, greedy_table, limit_of
+from weir.policy.solve.tables import extended, limit_of
 from weir.simulation.device import solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, beta_mj=1.0, zeta0_mj=6.0, max_batch_size=6)
@@ -21,13 +21,7 @@ def loads(*parts: tuple[Profile, float], energy_weight: float = 0.0) -> list[Dev
 
 @pytest.mark.parametrize(
     ("first", "second", "energy_weight", "excess"),
-    [
-        (0.2, 0.2, 0.0, 0.01),
-        (0.35, 0.3, 0.0, 0.02),
-        (0.1, 0.5, 0.0, 0.02),
-        (0.25, 0.3, 0.5, 0.01),
-        (0.1, 0.2, 2.0, 0.02),
-    ],
+    [(0.2, 0.2, 0.0, 0.01), (0.35, 0.3, 0.0, 0.02), (0.25, 0.3, 0.5, 0.01), (0.1, 0.2, 2.0, 0.02)],
 )
 def test_the_order_costs_little_more_than_the_exact_optimum(
     first: float, second: float, energy_weight: float, excess: float
@@ -45,7 +39,7 @@ def test_a_model_that_is_alone_has_the_table_of_the_one_worker_solver() -> None:
     assert np.array_equal(found.table[:length], extended(alone, length))
 
 
-def test_urgency_grows_with_the_rows_that_wait_and_goes_on_beyond_the_table() -> None:
+def test_urgency_grows_with_the_rows_that_wait_beyond_the_table_too() -> None:
     for each in solve_device(loads((SHORT, 0.3), (LONG, 0.4), energy_weight=1.0)):
         limit, last = limit_of(each.table), len(each.table) - 1
         assert each.urgency_of(limit - 1) == -np.inf if limit > 1 else True
@@ -59,7 +53,7 @@ def test_the_model_that_counts_more_is_more_urgent() -> None:
     assert other.urgency_of(3) > 2.0 * plain.urgency_of(3)
 
 
-def test_a_model_without_arrivals_never_waits_and_takes_nothing_from_the_others() -> None:
+def test_a_model_without_arrivals_takes_nothing_from_the_others() -> None:
     unused, used = solve_device([DeviceLoad(SHORT, 0.0), *loads((LONG, 0.4))])
     (alone,) = solve_device(loads((LONG, 0.4)))
     assert np.array_equal(used.table, alone.table) and np.array_equal(used.urgency, alone.urgency)
@@ -68,7 +62,7 @@ def test_a_model_without_arrivals_never_waits_and_takes_nothing_from_the_others(
     assert [each.table[1] for each in solve_device([DeviceLoad(SHORT, 0.0), DeviceLoad(LONG, 0.0)])] == [1, 1]
 
 
-def test_more_work_than_the_device_can_do_is_solved_in_the_same_proportions() -> None:
+def test_more_work_than_a_device_can_do_is_solved_in_proportion() -> None:
     asked = loads((SHORT, 0.9), (LONG, 0.6))
     shrunk = [each._replace(rate=each.rate * BUSIEST / 1.5) for each in asked]
     assert device_load(asked) == pytest.approx(1.5) and device_load(shrunk) == pytest.approx(BUSIEST)
@@ -77,30 +71,12 @@ def test_more_work_than_the_device_can_do_is_solved_in_the_same_proportions() ->
         assert found.urgency[1:] == pytest.approx(wanted.urgency[1:])
 
 
-def test_a_model_that_is_hardly_ever_called_does_not_wait_while_the_device_is_idle() -> None:
+def test_a_model_that_is_hardly_called_does_not_wait_on_an_idle_device() -> None:
     rare = Profile.linear(alpha_ms=4.0, tau0_ms=60.0, max_batch_size=8)
     asked = [DeviceLoad(rare, 0.3), *loads((SHORT, 0.6))]
     narrow, eager, *_ = variants(asked)
     assert (limit_of(narrow[0].table), limit_of(eager[0].table)) == (4, 1)
     assert limit_of(solve_device(asked)[0].table) == 1
-
-
-def test_the_longest_queue_is_one_of_the_variants() -> None:
-    asked = [DeviceLoad(LONG, 20.0, weight=2.0), DeviceLoad(SHORT, 100.0)]
-    longest = variants(asked)[-1]
-    assert [each.table.tolist() for each in longest] == [greedy_table(6).tolist()] * 2
-    assert [each.urgency_of(waiting) for each in longest for waiting in (2, 9)] == [4.0, 18.0, 2.0, 9.0]
-
-
-def test_play_serves_by_urgency_and_counts_time_and_energy() -> None:
-    table = greedy_table(6)
-    asked = [DeviceLoad(SHORT, 1.0, 2.0, 0.5), DeviceLoad(LONG, 1.0)]
-    order = [DeviceTable(table, np.arange(7.0), 1.0), DeviceTable(table, 10.0 * np.arange(7.0), 10.0)]
-    # LONG: 8 rows at 0 need 11.2 ms (six) and 6.4 ms (two); then SHORT: one of 0, one of 1, together 1.6 ms; one at 50: 1.3 ms.
-    arrivals = [[0.0, 1.0, 50.0], [0.0] * 8]
-    waited = 6 * 11.2 + 2 * 17.6 + 2.0 * (19.2 + 18.2 + 1.3)
-    energy = 0.5 * (SHORT.energy_mj[1] + SHORT.energy_mj[0])
-    assert play(asked, order, arrivals) == pytest.approx(waited / 11 + energy / 51.3)
 
 
 def test_the_urgencies_are_corrected_where_batches_differ_much_in_length() -> None:
@@ -112,11 +88,3 @@ def test_the_urgencies_are_corrected_where_batches_differ_much_in_length() -> No
     least = exact.least(rules[-1])
     above = [exact.evaluate(rule)[0] / least - 1.0 for rule in rules]
     assert min(above[:-1]) > 0.02 and above[-1] < 0.01
-
-
-def test_a_tilted_table_has_other_urgencies_and_the_same_batches() -> None:
-    table = solve_device(loads((SHORT, 0.3), (LONG, 0.4)))[0]
-    found = table.tilted(2.0)
-    assert found.table is table.table
-    for waiting in (len(table.table) - 1, len(table.table) + 4):
-        assert found.urgency_of(waiting) == pytest.approx(2.0 * table.urgency_of(waiting))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from reproduction.bounded import arrivals, band
+from tests.rings import subcases
 
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.stationary import stationary
@@ -22,18 +23,15 @@ def chain(actions: list[int], rows: list[int], rate: float = 0.6) -> tuple[np.nd
     return stationary(*band(come, np.array(actions), np.array(rows))), matrix
 
 
-@pytest.mark.parametrize(
-    "actions", [[0, 1, 2, 3, 3, 3, 3, 3], [0, 0, 0, 3, 3, 3, 1, 3], [0, 0, 2, 1, 3, 0, 2, 2]], ids=str
+@subcases(
+    "actions", [[0, 1, 2, 3, 3, 3, 3, 3], [0, 0, 0, 3, 3, 3, 1, 3], [0, 0, 2, 1, 3, 0, 2, 2], [0, 0, 0, 0, *[2] * 5]]
 )
 def test_the_law_is_stationary(actions: list[int]) -> None:
-    law, matrix = chain(actions, [0, 1, 2, 3, 4, 5, 6, 6])
+    last = len(actions) - 2
+    law, matrix = chain(actions, [*range(last), last, last])
+    if actions[3] == 0:
+        assert law[:2].tolist() == [0.0, 0.0]  # states that are left for ever
     assert law.sum() == pytest.approx(1.0, rel=1e-14)
-    assert law @ matrix == pytest.approx(law, rel=1e-12)
-
-
-def test_states_that_are_left_for_ever_get_nothing() -> None:
-    law, matrix = chain([0, 0, 0, 0, 2, 2, 2, 2, 2], [0, 1, 2, 3, 4, 5, 6, 7, 7])
-    assert law[:2].tolist() == [0.0, 0.0]
     assert law @ matrix == pytest.approx(law, rel=1e-12)
 
 
@@ -46,3 +44,19 @@ def test_tails_have_all_their_digits() -> None:
     matrix[-1, 1], matrix[-1, 2] = 0.1, 0.0
     law = stationary(matrix, 1)
     assert law[1:] / law[:-1] == pytest.approx(np.full(size - 1, 1.0 / 9.0), rel=1e-13)
+
+
+def test_a_law_that_grows_beyond_all_floats_is_still_a_law() -> None:
+    # Up with 1 - 1e-9, down with 1e-9: each state is a thousand million times as likely as the one below.
+    size, down = 60, 1e-9
+    matrix = np.zeros((size, 3))
+    matrix[:, 0], matrix[:, 2] = down, 1.0 - down
+    matrix[0, 0], matrix[-1, 2] = 0.0, 0.0
+    law = stationary(matrix, 1)
+    assert law.sum() == pytest.approx(1.0)
+    assert law[-2] / law[-1] == pytest.approx(down, rel=1e-6)
+
+
+def test_a_state_that_is_as_good_as_never_left_has_all_of_the_law() -> None:
+    matrix = np.array([[0.0, 0.5, 0.5], [1e-250, 1.0, 0.0]])
+    np.testing.assert_array_equal(stationary(matrix, 1), [0.0, 1.0])

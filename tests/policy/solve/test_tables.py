@@ -2,21 +2,12 @@
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.tables import (
-    checked_table,
-    extended,
-    full_batch_table,
-    greedy_table,
-    limit_of,
-    limit_table,
-    multi_worker_table,
-    stacked,
-    static_table,
-    with_full_batches,
-)
+from weir.policy.solve import tables
+from weir.policy.solve.tables import extended, full_batch_table, greedy_table, limit_of, limit_table, static_table
 
 
 def profile_of(*times: float) -> Profile:
@@ -36,10 +27,10 @@ def test_the_last_entry_holds_beyond_the_end() -> None:
     assert extended(table, 100)[[0, 1, 2, 3, 99]].tolist() == [0, 0, 2, 2, 2]
     assert extended(table, 5).tolist() == [0, 0, 2, 2, 2]
     assert extended(table, 2).tolist() == [0, 0]
-    assert stacked([table, greedy_table(4)]).tolist() == [[0, 0, 2, 2, 2], [0, 1, 2, 3, 4]]
+    assert tables.stacked([table, greedy_table(4)]).tolist() == [[0, 0, 2, 2, 2], [0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("values", "says"),
     [
         ([], "at least one"),
@@ -54,18 +45,17 @@ def test_the_last_entry_holds_beyond_the_end() -> None:
 )
 def test_a_bad_table_is_named(values: list[float], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        checked_table(values, 2)
+        tables.checked_table(values, 2)
     assert says in raised.value.message
     assert raised.value.message.startswith("table: ")
 
 
 def test_a_good_table_is_kept() -> None:
-    table = checked_table([0, 0, 2.0, 1], 2)
-    assert table.dtype == np.uint16
-    assert table.tolist() == [0, 0, 2, 1]
+    table = tables.checked_table([0, 0, 2.0, 1], 2)
+    assert table.dtype == np.uint16 and table.tolist() == [0, 0, 2, 1]
 
 
-@pytest.mark.parametrize("size", [0, -1, 70_000])
+@subcases("size", [0, -1, 70_000])
 def test_bad_sizes_are_named(size: int) -> None:
     with pytest.raises(SettingsError, match=f"max_batch_size={size}: must be from 1 to 65535"):
         greedy_table(size)
@@ -73,33 +63,27 @@ def test_bad_sizes_are_named(size: int) -> None:
         static_table(size)
 
 
-@pytest.mark.parametrize("limit", [0, 5])
+@subcases("limit", [0, 5])
 def test_a_limit_above_a_batch_is_named(limit: int) -> None:
     with pytest.raises(SettingsError, match=f"limit={limit}: must be from 1 to 4"):
         limit_table(limit, 4)
 
 
-def test_full_batches_where_larger_is_faster() -> None:
+def test_full_batches_are_the_quickest_per_row() -> None:
     assert full_batch_table(GOOGLENET_P4).tolist() == list(range(33))
-
-
-def test_full_batches_stop_at_the_best_size() -> None:
     assert full_batch_table(profile_of(1.0, 1.5, 2.0, 4.0)).tolist() == [0, 1, 2, 3]
-
-
-def test_full_batches_take_the_largest_step_worth_taking() -> None:
     stepped = profile_of(2.0, 2.0, 2.0, 2.0, 3.6, 3.6, 3.6, 3.6)
     assert full_batch_table(stepped).tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 8]
 
 
 def test_full_batches_from_a_state_on() -> None:
-    table = with_full_batches(static_table(2), 3, profile_of(1.0, 1.5, 2.0, 4.0))
+    table = tables.with_full_batches(static_table(2), 3, profile_of(1.0, 1.5, 2.0, 4.0))
     assert table.tolist() == [0, 0, 2, 3]
-    assert with_full_batches(static_table(1), 5, profile_of(1.0, 1.9)).tolist() == [0, 1, 1, 1, 1, 2]
-    assert with_full_batches(static_table(2), 0, profile_of(1.0, 1.9)).tolist() == [0, 1, 2]
+    assert tables.with_full_batches(static_table(1), 5, profile_of(1.0, 1.9)).tolist() == [0, 1, 1, 1, 1, 2]
+    assert tables.with_full_batches(static_table(2), 0, profile_of(1.0, 1.9)).tolist() == [0, 1, 2]
 
 
 def test_a_crews_table_waits_for_its_limit_and_then_takes_all() -> None:
-    table = multi_worker_table(GOOGLENET_P4, 5)
+    table = tables.multi_worker_table(GOOGLENET_P4, 5)
     assert limit_of(table) == 5
     assert table.tolist() == [0] * 5 + list(range(5, 33))

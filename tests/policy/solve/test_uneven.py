@@ -65,14 +65,6 @@ def test_energy_is_weighed_too() -> None:
     assert case.cost_of(bank.tables[0]) <= 1.01 * case.best()
 
 
-@needs_compiler
-def test_the_exact_optimum_is_that_of_one_worker_if_the_other_is_useless() -> None:
-    """M/D/1 without batches: the mean response time is known."""
-    case = Workers((20,), (2000,), 0.3 / 20)
-    known = 20.0 * (1.0 + 0.3 / (2.0 * 0.7))
-    assert case.best() == pytest.approx(known, rel=1e-3)
-
-
 def test_a_much_slower_worker_stays_idle_while_few_rows_wait() -> None:
     table = solved(workers("linear", 8, 0.2)).tables[0]
     half = STEPS[0] // 2
