@@ -3,24 +3,17 @@ from tests.batching.mill import Asked
 from tests.rings import subcases
 
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
+from weir.testing import FakeClock
 from weir.text_models.texts import Tokens
 from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_what_the_stock_statistic_has_is_counted() -> None:
     assert set(TextClients().statistics().values()) == {0}
-    clock = Clock()
+    clock = FakeClock()
     clients = TextClients(clock)
     for client, texts, after in (("a", 3, 0.0), ("b", 1, 0.5), ("a", 1, 0.25)):
-        clock.now += after
+        clock.advance(after)
         clients.received(client, texts, frontend="zeromq")
     clients.received_command("c", frontend="http")
     assert clients.statistics() == {
@@ -36,13 +29,13 @@ def test_what_the_stock_statistic_has_is_counted() -> None:
 
 
 def test_clients_are_active_for_three_minutes() -> None:
-    clock = Clock()
+    clock = FakeClock()
     clients = TextClients(clock)
     clients.received("a", 1, frontend="zeromq")
-    clock.now += 179.0
+    clock.advance(179.0)
     clients.received("b", 2, frontend="http")
     assert clients.active == 2
-    clock.now += 2.0
+    clock.advance(2.0)
     assert clients.active == 1
     assert clients.table() == [
         {"identity": "b", "frontend": "http", "num_request": 1, "num_total_seq": 2, "last": 2.0, "active": True},

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from tests.text_server.test_encoder import of, query_of, serving
+from tests.text_server.test_encoder import assert_at_rest, of, query_of, served_by, serving
 from tests.text_server.text_models import Summing, Words
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, WeirError
@@ -45,12 +45,6 @@ class Writing(Summing):
     encode = TextEncoder.encode
 
 
-def nothing_left(encoder: Encoder) -> bool:
-    return not (
-        any(encoder._under_way.values()) or encoder._held or encoder._open_requests._count or len(encoder._callers)
-    )
-
-
 async def test_a_text_alone_gets_what_it_gets_among_others() -> None:
     async with serving(words=known_words(), options={"normalize": True}) as encoder:
         for text, options in (("a b c", {}), ("one " * 9, {}), ("a b", {"dimensions": 2})):
@@ -62,7 +56,7 @@ async def test_a_text_alone_gets_what_it_gets_among_others() -> None:
             assert (found.counts, found.truncated) == (each.counts[:1], each.truncated[:1])
             assert found.dispatch is not None
             assert found.phases.total >= found.phases.queue + found.phases.compute > 0.0
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)
 
 
 async def test_a_worker_writes_the_vector_of_a_text_alone() -> None:
@@ -75,7 +69,7 @@ async def test_a_worker_writes_the_vector_of_a_text_alone() -> None:
         for text, options in (("one " * 9, {}), ("a b", {"dimensions": 2})):
             other = await One(encoder, text, as_json=True, **options).found
             assert (other.written, other.vectors.shape[0]) == (None, 1)
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)
 
 
 async def test_what_does_not_go_alone() -> None:
@@ -95,7 +89,7 @@ async def test_what_does_not_go_alone() -> None:
             One(encoder, "")
         with pytest.raises(InvalidRequest, match="must be at most 6"):
             One(encoder, "one two " * 9, truncate=False)
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)
 
 
 async def test_how_a_text_alone_may_end() -> None:
@@ -105,7 +99,7 @@ async def test_how_a_text_alone_may_end() -> None:
         await encoder.drain()
         with pytest.raises(Draining):
             One(encoder, "a")
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)
     clock, executor = FakeClock(), FakeExecutor()
     async with serving(words=known_words(), executor=executor, clock=clock) as encoder:
         running = One(encoder, "a", timeout=5.0)
@@ -123,7 +117,7 @@ async def test_how_a_text_alone_may_end() -> None:
             await running.found
         assert not left.found.done()
         executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)
 
 
 async def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
@@ -137,9 +131,6 @@ async def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
         assert One(encoder, "a", priority=-1).withdraw is None  # its turn comes after those of the job
         one = One(encoder, "a")
         assert one.withdraw is not None
-        while not job.done():
-            if executor.pending:
-                executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
-            await asyncio.sleep(0)
+        await served_by(executor, job)
         assert one.found.done()
-        assert nothing_left(encoder)
+        assert_at_rest(encoder)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 from numpy.typing import NDArray
 from tests.text_server import hashing
 from tests.text_server.hashing import DIMENSIONS as DIMENSIONS
@@ -20,6 +21,11 @@ MAX_LENGTH = 6
 def vector_of(text: Text) -> NDArray[Any]:
     """Return the vector of one text."""
     return hashing.vector_of(" ".join(words_of(text)[:MAX_LENGTH]))
+
+
+def expected(texts: Sequence[Text]) -> NDArray[Any]:
+    """Return the vectors of texts."""
+    return numpy.stack([vector_of(text) for text in texts])
 
 
 class Hashing(HashingEncoder):

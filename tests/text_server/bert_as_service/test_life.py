@@ -2,11 +2,10 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
-from tests.text_server.bert_as_service.hashing import DIMENSIONS, vector_of
+from tests.text_server.bert_as_service.hashing import DIMENSIONS, expected
 from tests.text_server.bert_as_service.opened import Connect, Opened
 
 from weir.client import NEVER, Unreachable
@@ -16,10 +15,6 @@ from weir.protocols.access import ControlSettings
 from weir.text_server.bert_as_service.client import BertTransport
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
-
-
-def expected(texts: list[Any]) -> Any:
-    return numpy.stack([vector_of(text) for text in texts])
 
 
 def test_a_port_that_is_taken_is_named(opened: Opened) -> None:

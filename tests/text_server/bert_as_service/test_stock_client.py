@@ -11,7 +11,7 @@ import numpy
 import pytest
 import zmq
 from bert_serving.client import BertClient, ConcurrentBertClient
-from tests.text_server.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, vector_of
+from tests.text_server.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, expected
 from tests.text_server.bert_as_service.opened import Connect, Opened
 
 from weir.errors import ModelNotReady, Overloaded
@@ -37,10 +37,6 @@ def connect(opened: Opened) -> Iterator[Connect]:
             return stack.enter_context(kind(ip="127.0.0.1", **said))
 
         yield made
-
-
-def expected(texts: list[Any]) -> Any:
-    return numpy.stack([vector_of(text) for text in texts])
 
 
 def test_texts_become_vectors(connect: Connect, opened: Opened) -> None:

@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -28,12 +28,6 @@ from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPI
 
 MIB = 1 << 20
 HOUR = 3600.0  # seconds
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Opened]:
-    with Opened() as opened:
-        yield opened
 
 
 def still_serves(opened: Opened) -> None:
