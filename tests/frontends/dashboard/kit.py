@@ -3,20 +3,14 @@
 import asyncio
 from typing import Any, Self
 
-import weir
+from tests.frontends.http.fast.kit import Square
+
 from weir.catalog.registry import Registry
 from weir.errors import WeirError
 from weir.frontends.dashboard import ONLY_MODELS, DashboardSampler, Sections
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor, FakeRequest
-
-
-class Square(weir.Model):
-    """Squares numbers."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return [x * x for x in batch]
 
 
 class Scene:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -23,7 +23,6 @@ from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
-from weir.serving.service import Service
 
 T = TypeVar("T")
 Start = Callable[[Registry, HttpSettings, RenderMetrics | None], AbstractAsyncContextManager[tuple[str, int]]]
@@ -75,17 +74,9 @@ class Running:
             return read_all(connection)
 
 
-class Serve(Protocol):
-    """Starts a server for a test and returns it; it is stopped after the test."""
-
-    def __call__(
-        self,
-        *services: Service,
-        routes: dict[str, str] | None = None,
-        metrics: RenderMetrics | None = None,
-        **settings: Any,
-    ) -> Running:
-        """Serve `services`; `settings` are those of HttpSettings."""
+Serve = Callable[
+    ..., Running
+]  # serves services for a test, with settings of HttpSettings; it is stopped after the test
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -27,6 +27,9 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 LOOPS: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
+_OPEN: list["Client"] = []
+
+
 @asynccontextmanager
 async def serving(
     executor: FakeExecutor | None = None,
@@ -43,15 +46,23 @@ async def serving(
     try:
         yield server
     finally:
+        close_clients()
         await service.stop(0.0)
         await server.stop()
 
 
+def close_clients() -> None:
+    """Close all clients that are open."""
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 class Client:
-    """One connection of a client."""
+    """One connection of a client. It is closed with the server at the latest."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        _OPEN.append(self)
 
     @classmethod
     async def connect(cls, server: HttpServer, **options: Any) -> "Client":

@@ -8,7 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from tests.frontends.http.fast.kit import Square, squared
-from tests.frontends.http.sockets import FILES, Client, until
+from tests.frontends.http.sockets import FILES, Client, close_clients, until
 from tests.frontends.http.sockets import serving as serving_tls
 from tests.rings import subcases
 from websockets.asyncio.client import connect
@@ -61,6 +61,7 @@ async def serving(
     try:
         yield server, lines
     finally:
+        close_clients()
         await service.stop(0.0)
         await server.stop()
 
@@ -106,7 +107,6 @@ async def test_what_is_no_request_has_a_line(sent: bytes, line: tuple[Any, ...])
         client.writer.write(sent)
         await client.rest()
         assert lines.short == [line]
-        client.close()
 
 
 async def test_pipelined_requests_have_a_line_each() -> None:
@@ -116,7 +116,6 @@ async def test_pipelined_requests_have_a_line_each() -> None:
         assert [await client.answer() for _ in range(3)] == [(200, b"9")] * 3
         assert lines.short == [("POST", "/infer/square", 200)] * 3
         assert [line["bytes"] for line in lines] == [1, 1, 1]
-        client.close()
 
 
 async def test_a_client_that_leaves_has_a_line() -> None:
@@ -201,7 +200,6 @@ async def test_refused_openings_of_web_sockets_have_a_line(before: bytes, after:
         head, _, body = (await client.rest()).partition(b"\r\n\r\n")
         assert (lines.short, int(head[9:12])) == ([line], line[2])
         assert lines[0]["bytes"] == len(body)
-        client.close()
 
 
 @pytest.mark.usefixtures("loop_factory")

@@ -3,20 +3,19 @@
 The gate, in front of an application that says where it was reached.
 """
 
-import asyncio
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.frontends.http.models import Square
 from tests.late import openapi_spec_validator
+from tests.rings import subcases
 
 import weir
 from weir.frontends.grpc.services import Services
@@ -47,30 +46,23 @@ ENDPOINTS = [
 ]
 
 
-def ask(app: ASGIApp, *calls: tuple[str, str]) -> list[httpx.Response]:
-    async def main() -> list[httpx.Response]:
-        transport: Any = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://weir") as client:
-            return [await client.request(method, path) for method, path in calls]
-
-    return asyncio.run(main())
+async def ask(app: Any, *calls: tuple[str, str], **headers: str) -> list[httpx.Response]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weir") as client:
+        return [await client.request(method, path, headers=headers) for method, path in calls]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "text"),
-    [
-        ("POST", "/v1/things", "made"), ("GET", "/v1/things", "all"), ("GET", "/v1/things/a/b", "one"), ("HEAD", "/", ""),
-        ("GET", "/", "index"), ("POST", "/", "alias"), ("PATCH", "/v1/others", "unknown"),
-    ],
-)  # fmt: skip
-def test_the_first_endpoint_of_a_method_and_path_answers(method: str, path: str, text: str) -> None:
-    (answer,) = ask(Starlette(routes=routes_of(ENDPOINTS)), (method, path))
-    assert (answer.status_code, answer.text) == (200, text)
+async def test_the_first_endpoint_of_a_method_and_path_answers() -> None:
+    texts = {
+        ("POST", "/v1/things"): "made", ("GET", "/v1/things"): "all", ("GET", "/v1/things/a/b"): "one", ("HEAD", "/"): "",
+        ("GET", "/"): "index", ("POST", "/"): "alias", ("PATCH", "/v1/others"): "unknown",
+    }  # fmt: skip
+    answers = await ask(Starlette(routes=routes_of(ENDPOINTS)), *texts)
+    assert [(answer.status_code, answer.text) for answer in answers] == [(200, text) for text in texts.values()]
 
 
-def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> None:
+async def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> None:
     app = Starlette(routes=routes_of(ENDPOINTS), exception_handlers=exception_handlers(HttpSettings()))
-    refused, mixed = ask(app, ("DELETE", "/v1/things"), ("DELETE", "/"))
+    refused, mixed = await ask(app, ("DELETE", "/v1/things"), ("DELETE", "/"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
     assert (refused.headers["allow"], refused.json()["error"]["message"]) == (
         "GET, HEAD, POST", "DELETE /v1/things: takes GET, POST only",
@@ -89,25 +81,21 @@ def test_descriptions_lists_and_refusals_are_those_of_the_endpoints() -> None:
     assert refusals_of(ENDPOINTS) == {"/v1": openai_error_answer, "/v1/things": openai_error_answer}
 
 
-def test_the_methods_of_batch_jobs_are_refused_in_the_form_of_their_api(tmp_path: Path) -> None:
+async def test_batch_jobs_are_described_and_refuse_in_the_form_of_their_api(tmp_path: Path) -> None:
     app = weir.asgi(Square, executor=FakeExecutor(list), batch_dir=str(tmp_path))
-    for answer in ask(app, ("DELETE", "/v1/batches"), ("PUT", "/v1/files/file-1")):
+    *refused, description = await ask(
+        app, ("DELETE", "/v1/batches"), ("PUT", "/v1/files/file-1"), ("GET", "/openapi.json")
+    )
+    for answer in refused:
         assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "/v1/batches/{batch}/cancel" in description.json()["paths"]
+    openapi_spec_validator.OpenAPIV31SpecValidator(description.json()).validate()
 
 
-def test_all_that_a_server_of_batch_jobs_describes_is_valid(tmp_path: Path) -> None:
-    (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list), batch_dir=str(tmp_path)), ("GET", "/openapi.json"))
-    assert "/v1/batches/{batch}/cancel" in answer.json()["paths"]
-    openapi_spec_validator.OpenAPIV31SpecValidator(answer.json()).validate()
-
-
-def test_the_index_has_what_can_be_changed_too() -> None:
-    (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list)), ("GET", "/"))
+async def test_the_index_has_what_can_be_changed_too() -> None:
+    (answer,) = await ask(weir.asgi(Square, executor=FakeExecutor(list)), ("GET", "/"))
     policy = answer.json()["pages"]["/models/{model}/policy"]
     assert policy.startswith("Explain the policy of one model") and "Solve the policy for other weights" in policy
-
-
-SENT = {"Authorization": "Bearer k3y"}
 
 
 async def reached(scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,43 +110,32 @@ def own(error: BaseException) -> HttpResponse:
 GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, 1.0)
 
 
-def get(path: str, headers: dict[str, str] | None = None, root: str = "") -> httpx.Response:
-    async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(GATE, root_path=root)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            return await client.get(path, headers=headers)
-
-    return asyncio.run(main())
+async def test_with_the_key_the_application_is_reached() -> None:
+    for headers, status in ({"authorization": "Bearer k3y"}, 200), ({}, 401), ({"authorization": "Bearer k3y2"}, 401):
+        (answer,) = await ask(GATE, ("GET", "/any"), **headers)
+        assert answer.status_code == status
 
 
-def test_with_the_key_the_application_is_reached() -> None:
-    assert get("/any", SENT).text == "/any"
-    assert get("/any").status_code == get("/any", {"Authorization": "Bearer k3y2"}).status_code == 401
-
-
-def test_the_class_and_the_name_of_the_key_are_known_on_every_channel(tmp_path: Path) -> None:
+async def test_the_class_and_the_name_of_the_key_are_known_on_every_channel(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("k3y\nnightly bulk\n")
     access = Access(AccessSettings(api_key_file=str(tmp_path / "keys")))
     sent = [(b"authorization", b"Bearer nightly"), (b"x-weir-class", b"interactive")]
     caller = sha256(b"nightly").hexdigest()[:16]
     expected = [(b":caller", caller.encode()), sent[0], (b"x-weir-class", b"bulk")]
 
-    async def by_asgi() -> Scope:
-        found: list[Scope] = []
+    found: list[Scope] = []
 
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            found.append(scope)
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(scope)
 
-        scope = {"type": "http", "path": "/any", "root_path": "", "headers": sent}
-        await Gate(application, access, {}, 1.0)(scope, None, None)  # type: ignore[arg-type]  # it calls neither
-        return found[0]
-
+    scope = {"type": "http", "path": "/any", "root_path": "", "headers": sent}
+    await Gate(application, access, {}, 1.0)(scope, None, None)  # type: ignore[arg-type]  # it calls neither
     head = HttpHead("POST", b"/any", "1.1", sent)
     call: Any = SimpleNamespace(metadata=(("authorization", "Bearer nightly"), ("x-weir-class", "interactive")))
     services = Services.__new__(Services)
     services._access = access
 
-    assert asyncio.run(by_asgi())["headers"] == expected
+    assert found[0]["headers"] == expected
     assert _may(head, access)
     assert head.headers == expected
     assert services.admit("/any", call)
@@ -166,36 +143,28 @@ def test_the_class_and_the_name_of_the_key_are_known_on_every_channel(tmp_path: 
     assert call.caller == caller
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])
-def test_probes_are_let_through_and_nothing_that_looks_like_them(path: str) -> None:
-    assert get(path).text == path
-    assert get("/below" + path, root="/below").status_code == 200
-    for other in (
-        path + "/",
-        path + "/x",
-        "/x" + path,
-        path.upper(),
-        path.replace("/health", "//health"),
-        "/health/deep",
-    ):
-        assert get(other).status_code == 401
+@subcases("path", ["/health/live", "/v2/health/ready"])
+async def test_probes_are_let_through_and_nothing_that_looks_like_them(path: str) -> None:
+    async def below(scope: Any, receive: Any, send: Any) -> None:
+        await GATE(scope | {"root_path": "/below"}, receive, send)
+
+    assert [answer.status_code for answer in await ask(GATE, ("GET", path))] == [200]
+    assert [answer.status_code for answer in await ask(below, ("GET", "/below" + path))] == [200]
+    others = (path + "/", path + "/x", "/x" + path, path.upper(), path.replace("/health", "//health"), "/health/deep")
+    assert {answer.status_code for answer in await ask(GATE, *[("GET", other) for other in others])} == {401}
 
 
-def test_a_refusal_is_written_as_the_protocol_writes_errors() -> None:
-    assert get("/own/path").text.startswith("own: this server asks for its API key")
-    assert get("/other").json()["error"]["type"] == "Unauthorized"
-    assert get("/other").headers.get_list("www-authenticate") == ["Bearer"]
-    assert get("/other", {"Accept": "text/html"}).headers.get_list("www-authenticate") == [
-        "Bearer",
-        'Basic realm="weir"',
-    ]
+async def test_a_refusal_is_written_as_the_protocol_writes_errors() -> None:
+    own, other = await ask(GATE, ("GET", "/own/path"), ("GET", "/other"))
+    assert own.text.startswith("own: this server asks for its API key")
+    assert other.json()["error"]["type"] == "Unauthorized"
 
 
-@pytest.mark.parametrize(("extensions", "answer"), [
+@subcases(("extensions", "answer"), [
     ({}, ["websocket.close"]),
     ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
 ])  # fmt: skip
-def test_a_websocket_is_not_opened(extensions: dict[str, Any], answer: list[str]) -> None:
+async def test_a_websocket_is_not_opened(extensions: dict[str, Any], answer: list[str]) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -204,19 +173,16 @@ def test_a_websocket_is_not_opened(extensions: dict[str, Any], answer: list[str]
     async def receive() -> Message:
         raise AssertionError("nothing is read")
 
-    scope = {"type": "websocket", "path": "/v2/ws", "headers": [], "extensions": extensions}
-    asyncio.run(GATE(scope, receive, send))
+    await GATE({"type": "websocket", "path": "/v2/ws", "headers": [], "extensions": extensions}, receive, send)
     assert [message["type"] for message in sent] == answer
 
 
-def test_what_is_no_call_is_let_through() -> None:
-    heard = []
+async def test_what_is_no_call_is_let_through() -> None:
+    heard: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         heard.append(scope["type"])
 
-    async def nothing(*_: Any) -> Any:
-        raise AssertionError
-
-    asyncio.run(Gate(app, Access(AccessSettings(api_key="k3y")), {}, 1.0)({"type": "lifespan"}, nothing, nothing))
+    unused: Any = None
+    await Gate(app, Access(AccessSettings(api_key="k3y")), {}, 1.0)({"type": "lifespan"}, unused, unused)
     assert heard == ["lifespan"]

@@ -9,17 +9,13 @@ from tests.rings import subcases
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.protocols.response import CODINGS, MAX_MEMBERS, accepted_coding, coding_of, compress, decompress
 
-both = pytest.mark.parametrize("coding", CODINGS)
+both = subcases("coding", CODINGS)
 
 
 @both
-@pytest.mark.parametrize("data", [b"", b"x", b"0" * 300_000, os.urandom(70_000)], ids=["empty", "1", "zeros", "random"])
-def test_what_was_compressed_comes_back(coding: str, data: bytes) -> None:
-    assert decompress(compress(data, coding), coding, 300_000) == data
-
-
-@both
-def test_a_body_of_several_members_comes_back_whole(coding: str) -> None:
+def test_what_was_compressed_comes_back(coding: str) -> None:
+    for data in (b"", b"x", b"0" * 300_000, os.urandom(70_000)):
+        assert decompress(compress(data, coding), coding, 300_000) == data
     assert decompress(compress(b"12", coding) + compress(b"34", coding), coding, 4) == b"1234"
 
 
@@ -43,21 +39,11 @@ def test_a_bomb_costs_no_more_memory_than_the_limit_allows(coding: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("kept", [1, 5, 30, -1])
-def test_a_body_cut_short_is_refused(coding: str, kept: int) -> None:
-    with pytest.raises(InvalidRequest, match=coding):
-        decompress(compress(os.urandom(100), coding)[:kept], coding, 1000)
-
-
-@both
-@pytest.mark.parametrize("body", [b"[1, 2]", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\0" * 100])
-def test_what_is_not_compressed_is_refused(coding: str, body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="Content-Encoding"):
-        decompress(body, coding, 1000)
-
-
-@both
-def test_bytes_after_the_end_are_refused(coding: str) -> None:
+def test_what_is_cut_short_or_followed_by_more_or_not_compressed_is_refused(coding: str) -> None:
+    packed = compress(os.urandom(100), coding)
+    for body in (*[packed[:kept] for kept in (1, 5, 30, -1)], b"[1, 2]", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\0" * 100):
+        with pytest.raises(InvalidRequest, match=f"Content-Encoding.*{coding}|{coding}.*Content-Encoding"):
+            decompress(body, coding, 1000)
     with pytest.raises(InvalidRequest):
         decompress(compress(b"12", coding) + b"junk", coding, 1000)
 

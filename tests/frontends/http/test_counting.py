@@ -3,17 +3,22 @@
 import asyncio
 import gzip
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from tests.frontends.http.models import Echo
+from tests.frontends.http.sockets import until
+from tests.protocols.kserve.models import Vector
+from tests.rings import subcases
 
-from weir import InvalidRequest, Model, Service, Tensor
+from weir import InvalidRequest, Model, Service
 from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.frontends.http.asgi import Body, discard_body, unpacked
-from weir.messages import Batch
 from weir.protocols import HttpSettings
 from weir.protocols.account import CLAIM, Account, Counted, charge_answer, release
 from weir.protocols.kserve import KserveContext
@@ -22,108 +27,62 @@ from weir.protocols.response import CODINGS, compress
 from weir.testing import FakeExecutor
 
 
-class Echo(Model):
-    """Answers with what it gets."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
-
-
-class Double(Model):
-    """Doubles rows."""
-
-    inputs = (Tensor("x", "FP64", [-1, -1]),)
-    outputs = (Tensor("y", "FP64", [-1, -1]),)
-
-    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {"y": batch["x"] * 2}
-
-
-class Here:
-    """The application with one model that answers on command, and a client of it."""
-
-    def __init__(self, model: type[Model], executor: FakeExecutor, **settings: Any) -> None:
-        self.executor = executor
-        self.service = Service(model, name="m", executor=executor)
-        registry, http = Registry([self.service]), HttpSettings(**settings)
-        context = KserveContext(registry, http)
-        self.account = context.account
-        transport = httpx.ASGITransport(make_app(context))
-        self.client = httpx.AsyncClient(
-            transport=transport, base_url="http://test", headers={"accept-encoding": "identity"}
-        )
-
-    async def __aenter__(self) -> "Here":
-        await self.service.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
-        await self.service.stop(0.0)
-        assert self.account.held_bytes == 0
-
-
-class Telling(FakeExecutor):
-    """An executor that can be waited for."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers=workers)
-        self._begun = asyncio.Semaphore(0)
-
-    def run(self, worker: int, batch: Batch) -> None:
-        super().run(worker, batch)
-        self._begun.release()
-
-    async def next_begun(self) -> None:
-        """Return when one batch more is with a worker."""
-        async with asyncio.timeout(60):
-            await self._begun.acquire()
+@asynccontextmanager
+async def asked(
+    model: type[Model], executor: FakeExecutor, **settings: Any
+) -> AsyncIterator[tuple[Account, httpx.AsyncClient]]:
+    """Give the account of an application whose model answers on command, and a client of it; at the end nothing is held."""
+    service = Service(model, name="m", executor=executor, max_batch_size=1 if model is Echo else 8)
+    context = KserveContext(Registry([service]), HttpSettings(**settings))
+    transport, headers = httpx.ASGITransport(make_app(context)), {"accept-encoding": "identity"}
+    async with service, httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        yield context.account, client
+    assert context.account.held_bytes == 0
 
 
 async def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
-    executor = Telling(workers=2)
-    Alone = type("Alone", (Echo,), {"max_batch_size": 1})
-    async with Here(Alone, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
-        packed = gzip.compress(json.dumps("x" * 900_000).encode())
-        headers = {"content-encoding": "gzip"}
-        first, second = [
-            asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
-        ]
-        for _ in range(2):
-            await executor.next_begun()
-        assert 1_800_000 < here.account.held_bytes < 1_900_000
-        here.account.take(500_000)
-        refused = await here.client.post("/infer/m", content=packed, headers=headers)
+    executor = FakeExecutor(workers=2)
+    async with asked(Echo, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as (account, client):
+
+        async def post() -> httpx.Response:
+            packed = gzip.compress(json.dumps("x" * 900_000).encode())
+            return await client.post("/infer/m", content=packed, headers={"content-encoding": "gzip"})
+
+        calls = [asyncio.ensure_future(post()) for _ in range(2)]
+        await until(lambda: len(executor.pending) == 2)
+        assert 1_800_000 < account.held_bytes < 1_900_000
+        account.take(500_000)
+        refused = await post()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "max_waiting_bytes" in refused.json()["error"]["message"]
-        here.account.give(500_000)
-        for _ in range(2):
+        account.give(500_000)
+        for _ in calls:
             executor.answer_next(lambda batch: [b"done"] * len(batch))
-        assert [each.status_code for each in await asyncio.gather(first, second)] == [200, 200]
+        assert [each.status_code for each in await asyncio.gather(*calls)] == [200, 200]
 
 
 async def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
-    executor = Telling(workers=1)
-    async with Here(Double, executor, max_waiting_bytes=100_000) as here:
-        tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
+    executor = FakeExecutor()
+    async with asked(Vector, executor, max_waiting_bytes=90_000) as (account, client):
+        tensor = {"name": "x", "datatype": "FP32", "shape": [8, 1000], "data": [0] * 8000}
         document = {"inputs": [tensor]}
-        calls = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
-        await executor.next_begun()
-        assert here.account.held_bytes > 40_000 + 10_000
-        refused = await here.client.post("/v2/models/m/infer", json=document)
+        call = asyncio.ensure_future(client.post("/v2/models/m/infer", json=document))
+        await until(lambda: bool(executor.pending))
+        assert account.held_bytes > 32_000 + 16_000
+        refused = await client.post("/v2/models/m/infer", json=document)
         assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
-        calls.cancel()
+        call.cancel()
 
 
 async def test_an_answer_that_could_not_wait_is_refused() -> None:
     executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
-    async with Here(Echo, executor, max_waiting_bytes=40_000) as here:
-        answer = await here.client.post("/infer/m", json=1)
+    async with asked(Echo, executor, max_waiting_bytes=40_000) as (_, client):
+        answer = await client.post("/infer/m", json=1)
         assert answer.status_code == 413
         assert "max_waiting_bytes" in answer.json()["error"]["message"]
 
 
-async def crumbs(count: int) -> Any:
+def crumbs(count: int) -> Any:
     """Return a `receive` of a body in pieces of one byte."""
     left = [count]
 
@@ -132,6 +91,10 @@ async def crumbs(count: int) -> Any:
         return {"type": "http.request", "body": b"x", "more_body": left[0] > 0}
 
     return receive
+
+
+async def nowhere(message: Any) -> None:
+    """Send it to nobody."""
 
 
 async def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
@@ -147,16 +110,12 @@ async def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> No
             await body.read(10_000, 10.0)
         assert account.held_bytes == 2000
 
-    await Counted(app, account)({"type": "http", "path": "/short"}, await crumbs(1500), nowhere)
-    await Counted(app, account)({"type": "http", "path": "/long"}, await crumbs(2500), nowhere)
+    await Counted(app, account)({"type": "http", "path": "/short"}, crumbs(1500), nowhere)
+    await Counted(app, account)({"type": "http", "path": "/long"}, crumbs(2500), nowhere)
     assert account.held_bytes == 0
 
 
-async def nowhere(message: Any) -> None:
-    """Send it to nobody."""
-
-
-def test_every_body_and_answer_is_charged_whoever_reads_and_makes_them() -> None:
+async def test_every_body_and_answer_is_charged_whoever_reads_and_makes_them() -> None:
     account, held = Account(HttpSettings(max_waiting_bytes=2000)), list[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -175,71 +134,52 @@ def test_every_body_and_answer_is_charged_whoever_reads_and_makes_them() -> None
     async def send(message: Any) -> None:
         held.append(account.held_bytes)
 
-    async def main() -> None:
-        await Counted(app, account)({"type": "http"}, await crumbs(3), send)
-
-    asyncio.run(main())
+    await Counted(app, account)({"type": "http"}, crumbs(3), send)
     assert held == [3, 1, 1, 5001, 11, 101]
     assert account.held_bytes == 0
 
 
-def test_what_is_discarded_holds_nothing() -> None:
+async def test_what_is_discarded_holds_nothing_even_beyond_all_memory() -> None:
     account, held = Account(HttpSettings(max_waiting_bytes=2000)), list[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await discard_body(receive, 10.0)
         held.append(account.held_bytes)
 
-    async def main() -> None:
-        await Counted(app, account)({"type": "http"}, await crumbs(10_000), nowhere)
-
-    asyncio.run(main())
-    assert held == [0]
-
-
-def test_a_piece_beyond_all_memory_ends_what_is_discarded() -> None:
-    account, sent = Account(HttpSettings(max_waiting_bytes=2000)), list[Any]()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await discard_body(receive, 10.0)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def receive() -> Any:
+    async def endless() -> Any:
         return {"type": "http.request", "body": b"x" * 2001, "more_body": True}
 
-    async def send(message: Any) -> None:
-        sent.append((message["type"], account.held_bytes))
-
-    asyncio.run(Counted(app, account)({"type": "http"}, receive, send))
-    assert sent == [("http.response.body", 0)]
+    for receive in (crumbs(10_000), endless):
+        await Counted(app, account)({"type": "http"}, receive, nowhere)
+    assert held == [0, 0]
 
 
 LONG = b"x" * (LONG_BODY + 1)
 
 
-async def unpacked_by(account: Account, plain: bytes, within: float = 10.0, max_size: int = 4 * LONG_BODY) -> bytes:
-    """Return `plain` after it was compressed, and decompressed for a request of `account`."""
+async def unpacked_by(account: Account, packed: bytes, within: float = 10.0, limit: int = 4 * LONG_BODY) -> bytes:
+    """Return what `packed` is when it is decompressed for a request of `account`."""
     with account.claim() as claim:
         CLAIM.set(claim)
-        return await unpacked(gzip.compress(plain), "gzip", max_size, within)
+        return await unpacked(packed, "gzip", limit, within)
 
 
 async def test_long_bodies_are_decompressed_a_few_at_a_time() -> None:
-    account = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY))
-    assert await asyncio.gather(*[unpacked_by(account, LONG) for _ in range(20)]) == [LONG] * 20
+    account, packed = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY)), gzip.compress(LONG)
+    assert await asyncio.gather(*[unpacked_by(account, packed) for _ in range(20)]) == [LONG] * 20
     for _ in range(2):
         await account.unpacking.acquire()
     with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
-        await unpacked_by(account, LONG, 0.01)
+        await unpacked_by(account, packed, 0.01)
     for _ in range(2):
         account.unpacking.release()
     account.take(7 * LONG_BODY)
     with pytest.raises(Overloaded):
-        await unpacked_by(account, LONG)
+        await unpacked_by(account, packed)
     assert account.held_bytes == 7 * LONG_BODY
 
 
-@pytest.mark.parametrize("coding", CODINGS)
+@subcases("coding", CODINGS)
 async def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> None:
     account = Account(HttpSettings())
     for _ in range(2):  # two bodies that become large are decompressed
@@ -250,20 +190,12 @@ async def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> Non
         assert account.held_bytes == 5
         with pytest.raises(InvalidRequest):
             await unpacked(b"junk", coding, 400, 0.01)
+        assert account.held_bytes == 5  # what is not decompressed is not charged
 
 
 async def test_a_body_above_the_limit_is_refused_however_short_the_limit() -> None:
     with pytest.raises(TooLarge, match="at most 400 bytes"):
-        await unpacked_by(Account(HttpSettings()), b"x" * 401, max_size=400)
-
-
-async def test_what_is_not_decompressed_is_not_charged() -> None:
-    account = Account(HttpSettings(max_waiting_bytes=1000))
-    with account.claim() as claim:
-        CLAIM.set(claim)
-        with pytest.raises(InvalidRequest):
-            await unpacked(b"junk", "gzip", 500, 10.0)
-        assert account.held_bytes == 0
+        await unpacked_by(Account(HttpSettings()), gzip.compress(b"x" * 401), limit=400)
 
 
 async def test_a_claim_ends_with_its_request_whatever_happens() -> None:
@@ -275,7 +207,6 @@ async def test_a_claim_ends_with_its_request_whatever_happens() -> None:
         claim.take(100)
         raise RuntimeError("it fails")
 
-    unused: Any = None
     with pytest.raises(RuntimeError, match="it fails"):
-        await Counted(app, account)({"type": "http"}, unused, unused)
+        await Counted(app, account)({"type": "http"}, crumbs(1), nowhere)
     assert (account.held_bytes, CLAIM.get()) == (0, None)

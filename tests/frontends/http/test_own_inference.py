@@ -1,13 +1,12 @@
 """A model whose requests are answered in a way of its own, and not by its queue: what the protocols make of it."""
 
-import asyncio
 import gzip
 import json
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
+from tests.rings import subcases
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, ModelNotReady
@@ -84,86 +83,72 @@ class Whole(Model):
         return [{"outputs": item["inputs"], "parameters": {**item["parameters"], **parameters}} for item in batch]
 
 
-def answer_of(inference: Inference | None, path: str, model: type[Model] = Echo, **sent: Any) -> httpx.Response:
+async def answer_of(inference: Inference | None, path: str, model: type[Model] = Echo, **sent: Any) -> httpx.Response:
     """Return the response of a server whose `model` is answered by `inference`."""
-
-    async def main() -> httpx.Response:
-        service = Service(model, executor="inline")
-        service.inference = inference
-        registry, settings = Registry([service]), HttpSettings(port=0, max_body_size=1000)
-        context = KserveContext(registry, settings)
-        server = HttpServer(context, make_app(context))
-        await server.start()
-        try:
-            async with service, httpx.AsyncClient(base_url=server.address) as client:
-                return await client.request("POST" if sent else "GET", path, **sent)
-        finally:
-            await server.stop()
-
-    return asyncio.run(main())
+    service = Service(model, executor="inline")
+    service.inference = inference
+    context = KserveContext(Registry([service]), HttpSettings(port=0, max_body_size=1000))
+    server = HttpServer(context, make_app(context))
+    await server.start()
+    try:
+        async with service, httpx.AsyncClient(base_url=server.address) as client:
+            return await client.request("POST" if sent else "GET", path, **sent)
+    finally:
+        await server.stop()
 
 
-@pytest.mark.parametrize("path", ["/infer/echo", "/infer/echo/batch", "/inference"])
-def test_the_native_protocol_uses_it(path: str) -> None:
-    answer = answer_of(Counting(), path, content=b"[1, 2]", headers={"X-Request-Id": "7"})
+PACKED = {"Content-Encoding": "gzip"}
+
+
+@subcases("path", ["/infer/echo", "/infer/echo/batch", "/inference"])
+async def test_the_native_protocol_uses_it(path: str) -> None:
+    answer = await answer_of(Counting(), path, content=b"[1, 2]", headers={"X-Request-Id": "7"})
     expected = '[{"output":6}]' if path.endswith("/batch") else "6"
     assert (answer.text, answer.headers["x-request-id"]) == (expected, "7")
-    packed = answer_of(Counting(), path, content=gzip.compress(b"[1, 2]"), headers={"Content-Encoding": "gzip"})
+    packed = await answer_of(Counting(), path, content=gzip.compress(b"[1, 2]"), headers=PACKED)
     assert packed.text == expected
 
 
-def test_a_body_that_cannot_be_read_does_not_reach_it() -> None:
-    empty = answer_of(Counting(), "/infer/echo", content=gzip.compress(b""), headers={"Content-Encoding": "gzip"})
-    assert empty.status_code == 400 and "body: is empty" in empty.text
-    broken = answer_of(Counting(), "/infer/echo", content=b"no gzip", headers={"Content-Encoding": "gzip"})
-    assert broken.status_code == 400 and "gzip" in broken.text
+async def test_a_body_that_cannot_be_read_does_not_reach_it() -> None:
+    for content, says in ((gzip.compress(b""), "body: is empty"), (b"no gzip", "gzip")):
+        answer = await answer_of(Counting(), "/infer/echo", content=content, headers=PACKED)
+        assert answer.status_code == 400 and says in answer.text
 
 
-def test_what_it_raises_is_an_answer() -> None:
+async def test_what_it_raises_is_an_answer_and_its_metadata_are_its_own() -> None:
     own = Counting()
     own.error = ZeroDivisionError("secret")
-    failed = answer_of(own, "/infer/echo", content=b"1")
+    failed = await answer_of(own, "/infer/echo", content=b"1")
     assert failed.status_code == 500 and "internal error" in failed.text and "secret" not in failed.text
     own.error = ModelNotReady("not yet")
     tensors = {"inputs": [{"name": "bytes", "datatype": "UINT8", "shape": [2], "data": [1, 2]}]}
-    refused = answer_of(own, "/v2/models/echo/infer", json=tensors)
+    refused = await answer_of(own, "/v2/models/echo/infer", json=tensors)
     assert refused.status_code == 503 and "not yet" in refused.text
     own.error = None
-    assert answer_of(own, "/v2/models/echo/infer", json=tensors).json()["outputs"][0]["data"] == [2]
-
-
-def test_metadata_are_its_own() -> None:
-    described = answer_of(Counting(), "/v2/models/echo").json()
+    assert (await answer_of(own, "/v2/models/echo/infer", json=tensors)).json()["outputs"][0]["data"] == [2]
+    described = (await answer_of(own, "/v2/models/echo")).json()
     assert [each["name"] for each in described["inputs"] + described["outputs"]] == ["bytes", "count"]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_model_of_whole_requests_gets_any_tensors_with_their_parameters(packed: bool) -> None:
+async def test_a_model_of_whole_requests_gets_any_tensors_with_their_parameters() -> None:
     tensors = [
         {"name": "q", "datatype": "BYTES", "shape": [1], "data": ["a"], "parameters": {"content_type": "str"}},
         {"name": "n", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]},
     ]
-    sent = {"id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "inputs": tensors}
-    body = json.dumps(sent).encode()
-    content, headers = (gzip.compress(body), {"Content-Encoding": "gzip"}) if packed else (body, {})
-
-    answer = answer_of(None, "/v2/models/whole/infer", Whole, content=content, headers=headers).json()
-
-    assert (answer["id"], answer["parameters"]) == ("r1", {"colour": "red", "batch": 1})
-    assert answer["outputs"] == tensors
+    body = json.dumps({"id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "inputs": tensors}).encode()
+    for content, headers in ((body, {}), (gzip.compress(body), PACKED)):
+        answer = await answer_of(None, "/v2/models/whole/infer", Whole, content=content, headers=headers)
+        document = answer.json()
+        assert (document["id"], document["parameters"]) == ("r1", {"colour": "red", "batch": 1})
+        assert document["outputs"] == tensors
 
 
-@pytest.mark.parametrize("path", ["/infer/whole", "/infer/whole/batch", "/inference"])
-def test_a_model_of_whole_requests_takes_no_items(path: str) -> None:
-    refused = answer_of(None, path, Whole, content=b"[1]")
-    assert (
-        refused.status_code == 501
-        and "declares no inputs, so it takes requests at /v2/models/whole/infer only" in refused.text
-    )
-
-
-def test_a_model_of_whole_requests_lists_no_tensors() -> None:
-    described = answer_of(None, "/v2/models/whole", Whole).json()
+async def test_a_model_of_whole_requests_takes_no_items_and_lists_no_tensors() -> None:
+    says = "declares no inputs, so it takes requests at /v2/models/whole/infer only"
+    for path in ("/infer/whole", "/infer/whole/batch", "/inference"):
+        refused = await answer_of(None, path, Whole, content=b"[1]")
+        assert refused.status_code == 501 and says in refused.text
+    described = (await answer_of(None, "/v2/models/whole", Whole)).json()
     assert (described["inputs"], described["outputs"]) == ([], [])
 
 

@@ -1,14 +1,12 @@
 """The frontends before real worker processes."""
 
 import asyncio
-import os
 
 import httpx
 import pytest
-from tests.frontends.http.models import Blob, Deadly, Echo
+from tests.frontends.http.models import Deadly, Echo
 from tests.frontends.http.servers import Serve
 
-from weir.messages import OCTETS
 from weir.serving.service import Service
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -20,17 +18,6 @@ def call_at_once(url: str, path: str, items: list[object]) -> list[httpx.Respons
             return await asyncio.gather(*(client.post(path, json=item) for item in items))
 
     return asyncio.run(call())
-
-
-def test_large_bodies_come_back_whole_and_leave_no_memory_behind(serve: Serve) -> None:
-    service = Service(Blob, max_batch_size=4)
-    server = serve(service)
-    free = server.call(service.state)["gauges"]["arena_free_bytes"]
-    for size in (1, 40_000, 600_000, 3_000_000):
-        body = os.urandom(size)
-        answer = server.client.post("/infer/blob", content=body, headers={"content-type": OCTETS})
-        assert (answer.status_code, answer.content == body[::-1]) == (200, True)
-    server.until(lambda: service.state()["gauges"]["arena_free_bytes"] == free)
 
 
 def test_large_items_of_a_list(serve: Serve) -> None:

@@ -139,6 +139,10 @@ def test_requests_that_come_faster_than_they_are_answered() -> None:
         assert grown < 100 << 20
 
 
+def test_requests_whose_answers_nobody_reads(server: Attacked) -> None:
+    assert flood(server.connect(), post(b'"abc"') * 1000, 256 << 20) < 32 << 20
+
+
 def test_small_bodies_that_are_large_when_they_are_decompressed(server: Attacked) -> None:
     request = post(gzip.compress(b'"' + b"x" * (BODY - 2) + b'"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 20")
     clients = [server.connect() for _ in range(60)]

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from tests.frontends.dashboard.browser.site import Page, hosted, shown
-from tests.frontends.dashboard.kit import Scene, Square
+from tests.frontends.dashboard.kit import Scene
+from tests.frontends.http.fast.kit import Square
 
 import weir
 from weir.errors import Overloaded

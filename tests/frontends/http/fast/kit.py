@@ -182,6 +182,17 @@ class FakeTransport(asyncio.Transport):
             data = data[size:]
         return data
 
+    async def deliver(self, data: bytes) -> bytes:
+        """Deliver `data`, and let everything happen that follows of it."""
+        rest = self.receive(data)
+        await settled()
+        return rest
+
+    async def leave(self) -> None:
+        """End as when the client has left, and let everything happen that follows of it."""
+        self.abort()
+        await settled()
+
 
 class Site(NamedTuple):
     """A shared with one model, `square`, and a way to open connections to it."""

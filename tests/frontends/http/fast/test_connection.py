@@ -46,8 +46,7 @@ async def test_answers_a_request_with_the_date_of_its_second() -> None:
     async with site() as here:
         transport = await exchange(here, post(b"12"))
         here.sweep(1.0)
-        transport.receive(post(b"12"))
-        await settled()
+        await transport.deliver(post(b"12"))
         first, second = answers(transport.sent)
         assert (first.status, first.body, second.body) == (200, b"144", b"144")
         assert first.headers["content-type"] == "application/json"
@@ -213,8 +212,7 @@ async def test_an_error_of_the_request_is_its_answer() -> None:
 async def test_pipelined_requests_wait_for_the_one_before() -> None:
     executor = FakeExecutor()
     async with site(executor) as here:
-        here.connect().receive(post(b"1") + post(b"2"))
-        await settled()
+        await here.connect().deliver(post(b"1") + post(b"2"))
         assert executor.payloads == [[b"1"]]
         executor.answer_next(always(b"one"))
         await settled()
@@ -271,8 +269,7 @@ async def test_long_items_are_measured_in_a_thread_and_hold_no_place() -> None:
         transport = here.connect()
         transport.receive(post(b'"' + b"x " * 20_000 + b'"'))
         await transport.written.wait()
-        transport.receive(post(b'"unfinished'))
-        await settled()
+        await transport.deliver(post(b'"unfinished'))
         assert statuses(transport.sent) == [413, 400]
         assert not executor.blocks
 
@@ -307,8 +304,7 @@ async def test_a_fault_of_the_server_is_answered_and_costs_nobody_else(monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(here.service, "submit", broken)
             transport.receive(post(b"3"))
-        transport.receive(post(b"3"))
-        await settled()
+        await transport.deliver(post(b"3"))
         failed, good = answers(transport.sent)
         assert (failed.status, good.body) == (500, b"9")
         assert b"ours" not in failed.body
@@ -323,8 +319,7 @@ async def test_continue_is_sent_when_the_body_is_wanted() -> None:
             request = post(text(size), "Expect: 100-continue")
             transport = await exchange(here, request[:-size])
             assert transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-            transport.receive(request[-size:])
-            await settled()
+            await transport.deliver(request[-size:])
             assert statuses(transport.sent) == [100, 200]
         transport = await exchange(here, post(b"3", "Expect: 100-continue"))
         assert statuses(transport.sent) == [200]  # the body was there
@@ -345,8 +340,7 @@ async def test_a_refused_large_body_is_skipped_and_the_connection_goes_on() -> N
         request = post(b"1" * 200_000, path="/infer/nobody")
         transport = await exchange(here, request[:500])
         assert statuses(transport.sent) == [404]
-        transport.receive(request[500:] + post(b"4"))
-        await settled()
+        await transport.deliver(request[500:] + post(b"4"))
         assert statuses(transport.sent) == [404, 200]
 
 
@@ -389,15 +383,13 @@ async def test_who_announces_much_and_sends_little_keeps_nobody_out_of_the_arena
             transport.receive(LARGE[: 500 + number])
         half, honest = here.connect(), here.connect()
         half.receive(LARGE[:50_000])
-        honest.receive(LARGE)
-        await settled()
+        await honest.deliver(LARGE)
         assert statuses(honest.sent) == [200]
         assert half.protocol.arrived > 40_000
         assert half.protocol in here.shared.receiving  # of which most has come stays where it is
         for number, transport in enumerate(slow):
             transport.receive(LARGE[500 + number :])
-        half.receive(LARGE[50_000:])
-        await settled()
+        await half.deliver(LARGE[50_000:])
         assert [statuses(each.sent) for each in [*slow, half]] == [[200]] * 21
         assert (executor.free, here.shared.account.held_bytes, len(here.shared.receiving)) == (3, 0, 0)
 
@@ -406,11 +398,9 @@ async def test_nobody_is_moved_where_there_is_no_memory() -> None:
     async with site(ArenaExecutor(squared, places=1), max_waiting_bytes=40_000) as here:
         first, second = here.connect(), here.connect()
         first.receive(LARGE[:-1])
-        second.receive(LARGE)
-        await settled()
+        await second.deliver(LARGE)
         assert statuses(second.sent) == [429]
-        first.receive(LARGE[-1:])
-        await settled()
+        await first.deliver(LARGE[-1:])
         assert statuses(first.sent) == [200]
 
 
@@ -481,8 +471,7 @@ async def test_an_error_for_what_waits_behind_a_request_has_the_form_of_that(
     async with site(FakeExecutor(), max_waiting_bytes=60_000) as here:
         here.connect().receive(b"POST /infer/square HTTP/1.1\r\nX: " + b"x" * 20_000)
         transport = here.connect()
-        transport.receive(post(body, path=path))
-        await settled()
+        await transport.deliver(post(body, path=path))
         assert not transport.sent
         transport.receive(post(b"4" * 50_000, path=behind))
         (refusal,) = answers(transport.sent)
@@ -497,8 +486,7 @@ async def test_blocks_are_sent_from_where_they_are_and_released_when_sent(header
         for stuck in (False, True):
             transport, block = here.connect(), block_of(content)
             transport.stuck = stuck
-            transport.receive(post(b"1", *headers) + post(b"2", *headers))
-            await settled()
+            await transport.deliver(post(b"1", *headers) + post(b"2", *headers))
             executor.answer_next(always(block))
             await settled()
             assert block.shares == stuck
@@ -519,12 +507,10 @@ async def test_a_block_is_released_when_the_peer_leaves_before_it_is_sent() -> N
     async with site(executor) as here:
         transport, block = here.connect(), block_of(b"x" * 50_000)
         transport.stuck = True
-        transport.receive(post(b"1"))
-        await settled()
+        await transport.deliver(post(b"1"))
         executor.answer_next(always(block))
         assert block.shares == 1
-        transport.abort()
-        await settled()
+        await transport.leave()
         assert block.shares == 0
 
 
@@ -534,8 +520,7 @@ async def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() 
         headers = ("Connection: close", "Inference-Header-Content-Length: 2")
         request = post(body, *headers, path="/v2/models/square/infer")
         transport.receive(request[:20])  # so that it is not begun where it has been received
-        transport.receive(request[20:])
-        await settled()
+        await transport.deliver(request[20:])
         assert transport.sent.startswith(b"HTTP/1.1 400 ")
         assert transport.is_closing()
         assert not here.shared.connections

@@ -23,8 +23,7 @@ async def test_a_client_that_never_reads_is_charged_and_cut_off() -> None:
     async with site(FakeExecutor(always("x" * 100_000))) as here:
         transport = here.connect()
         transport.stuck = True
-        transport.receive(post(b"1"))
-        await settled()
+        await transport.deliver(post(b"1"))
         assert here.shared.account.held_bytes == transport.get_write_buffer_size() > 100_000
         here.sweep(50.0)
         assert not transport.is_closing()
@@ -71,8 +70,7 @@ async def test_a_request_in_flight_is_left_in_peace() -> None:
     executor = FakeExecutor()
     async with site(executor) as here:
         transport = here.connect()
-        transport.receive(post(b"3", "X-Request-Timeout: 10000"))
-        await settled()
+        await transport.deliver(post(b"3", "X-Request-Timeout: 10000"))
         here.sweep(5000.0)
         assert not transport.is_closing()
         executor.answer_next(always(b"9"))
@@ -83,8 +81,7 @@ async def test_hand_over_happens_only_when_nothing_is_in_flight() -> None:
     executor = FakeExecutor()
     async with site(executor) as here:
         transport = here.connect()
-        transport.receive(post(b"3") + GET + CHUNKED)
-        await settled()
+        await transport.deliver(post(b"3") + GET + CHUNKED)
         assert not transport.sent
         executor.answer_next(always(b"nine"))
         await settled()
@@ -112,8 +109,7 @@ async def test_a_long_body_that_keeps_coming_may_take_as_long_as_it_needs(path: 
     async with site(FakeExecutor(always(b"9"))) as here:
         transport = here.connect()
         for start in range(0, len(request), piece):
-            transport.receive(request[start : start + piece])
-            await settled()
+            await transport.deliver(request[start : start + piece])
             here.sweep(25.0)
             assert not transport.is_closing(), start
         await settled(3)
@@ -128,8 +124,7 @@ async def test_a_body_that_trickles_ends_its_connection(path: str, begun: int) -
         request = post(b"3" * (4 << 20), path=path)
         transport.receive(request[:begun])
         for second in range(63):
-            transport.receive(request[begun + second : begun + second + 1])
-            await settled()
+            await transport.deliver(request[begun + second : begun + second + 1])
             here.sweep(1.0)
             assert second > 58 or not (transport.is_closing() or transport.sent)
         await settled()

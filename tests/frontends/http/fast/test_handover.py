@@ -21,8 +21,7 @@ async def exchanged(received: bytes) -> tuple[list[Got], bool]:
     """Return the answers to `received`, which comes at once, and whether the connection was closed after them."""
     async with site() as here:
         transport = here.connect()
-        transport.receive(received)
-        await settled()
+        await transport.deliver(received)
         return answers(transport.sent), transport.is_closing()
 
 
@@ -60,8 +59,7 @@ async def test_a_body_that_is_framed_wrongly_is_refused_as_everywhere(path: byte
 async def test_what_has_not_arrived_when_the_server_ends_is_refused(part: bytes, statuses: list[int]) -> None:
     async with site() as here:
         transport = here.connect()
-        transport.receive(post(b"[3]", path="/elsewhere") + part)
-        await settled()
+        await transport.deliver(post(b"[3]", path="/elsewhere") + part)
         (connection,) = here.shared.connections
         connection.stop()
         assert [answer.status for answer in answers(transport.sent)] == statuses
@@ -86,8 +84,7 @@ async def test_what_is_pipelined_waits_as_bytes_and_not_as_requests() -> None:
     async with site(app=app) as here:
         transport = here.connect()
         requests = [b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n" % number for number in range(5000)]
-        rest = transport.receive(b"".join(requests))
-        await settled()
+        rest = await transport.deliver(b"".join(requests))
         assert (app.calls, transport.is_reading()) == (1, False)
         assert 64 << 10 <= here.shared.account.held_bytes <= 1 << 20
         app.go.set()
@@ -102,8 +99,7 @@ async def test_nothing_is_read_for_which_the_account_has_no_room() -> None:
     async with site(app=Held(), max_waiting_bytes=1000) as here:
         here.shared.account.take(900)
         transport = here.connect()
-        transport.receive(GET * 10)
-        await settled()
+        await transport.deliver(GET * 10)
         assert (answers(transport.sent)[0].status, transport.is_closing()) == (429, True)
         assert here.shared.account.held_bytes == 900
 
@@ -128,8 +124,7 @@ async def test_content_behind_a_short_chunked_body_is_no_framing() -> None:
     long, app = b"x" * 300_000, Held()
     async with site(app=app) as here:
         transport = here.connect()
-        transport.receive(GET)
-        await settled()
+        await transport.deliver(GET)
         rest = transport.receive(SHORT + post(long, path="/elsewhere") + post(b"[2]", path="/elsewhere"))
         app.go.set()
         while len(received := answers(transport.sent)) < 4:
@@ -145,8 +140,7 @@ async def test_an_error_beside_a_request_in_flight_has_the_form_of_that(path: st
         here.shared.account.take(9_900)
         transport = here.connect()
         first = SHORT.replace(b"/elsewhere", path.encode())
-        transport.receive(first + post(b"[2]", path=behind) + post(b"[3]" * 400, path=behind) + GET * 10)
-        await settled()
+        await transport.deliver(first + post(b"[2]", path=behind) + post(b"[3]" * 400, path=behind) + GET * 10)
         (refusal,) = answers(transport.sent)
         assert (refusal.status, type(json.loads(refusal.body)["error"])) == (429, kind)
 
@@ -189,8 +183,7 @@ async def test_an_application_hears_that_its_request_was_refused(caplog: pytest.
     async with site(app=app) as here:
         transport = here.connect()
         for piece in (CHUNKED + b"1\r\nx\r\n", b"JUNK\r\n"):
-            transport.receive(piece)
-            await settled()
+            await transport.deliver(piece)
         assert [answer.status for answer in answers(transport.sent)] == [400]
     assert (heard, caplog.records[1:]) == ([{"type": "http.disconnect"}], [])
 
@@ -217,13 +210,10 @@ async def test_who_leaves_amid_a_response_is_heard_of_and_no_error_is_in_it(behi
     app = Streaming()
     async with site(app=app) as here:
         transport = here.connect()
-        transport.receive(SHORT + behind[0])
-        await settled()
-        transport.receive(b"".join(behind[1:]))
-        await settled()
+        await transport.deliver(SHORT + behind[0])
+        await transport.deliver(b"".join(behind[1:]))
         assert transport.sent.count(b"HTTP/1.1 ") == 1
-        transport.abort()
-        await settled()
+        await transport.leave()
         assert app.heard == ["/elsewhere http.disconnect"]
 
 
@@ -235,8 +225,7 @@ async def test_trailers_do_not_become_headers() -> None:
         seen.extend(scope["headers"])
 
     async with site(app=app) as here:
-        here.connect().receive(CHUNKED + b"0\r\nAuthorization: Bearer x\r\n\r\n")
-        await settled()
+        await here.connect().deliver(CHUNKED + b"0\r\nAuthorization: Bearer x\r\n\r\n")
     assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]
 
 
@@ -244,8 +233,7 @@ async def test_answers_that_nobody_reads_are_counted_and_end_the_connection() ->
     async with site(body_timeout=60.0) as here:
         transport = here.connect()
         transport.stuck = True
-        transport.receive(post(b"x" * 100_000, path="/elsewhere"))
-        await settled()
+        await transport.deliver(post(b"x" * 100_000, path="/elsewhere"))
         assert here.shared.account.held_bytes > 100_000
         here.sweep(61.0)
         await settled()
@@ -257,8 +245,7 @@ async def test_a_connection_that_waits_to_be_closed_does_not_wait_for_ever(path:
     async with site(body_timeout=60.0) as here:
         transport = here.connect()
         transport.stuck = True
-        transport.receive(post(b"3", "Connection: close", path=path))
-        await settled()
+        await transport.deliver(post(b"3", "Connection: close", path=path))
         assert transport.is_closing()
         here.sweep(1.0)
         here.sweep(61.0)
@@ -306,14 +293,12 @@ class App:
 async def opened(app: Any = None, **settings: Any) -> AsyncIterator[tuple[Site, FakeTransport]]:
     async with site(app=app or App(), **settings) as here:
         transport = here.connect()
-        transport.receive(OPENING)
-        await settled()
+        await transport.deliver(OPENING)
         assert transport.sent.startswith(b"HTTP/1.1 101 ")
         assert here.shared.account.connections == 1
         del transport.sent[:]
         yield here, transport
-        transport.abort()
-        await settled()
+        await transport.leave()
         assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
 
 
@@ -322,8 +307,7 @@ async def test_who_does_not_read_pongs_is_not_read_either() -> None:
         transport.stuck = True
         rest = frame(FIN | PING, b"x" * 100) * 10_000
         for _ in range(100):
-            rest = transport.receive(rest)
-            await settled()
+            rest = await transport.deliver(rest)
         assert transport.get_write_buffer_size() < 128 << 10
         assert not transport.is_reading()
         assert here.shared.account.held_bytes > 0
@@ -349,8 +333,7 @@ async def test_pieces_of_a_message_are_not_kept_apart() -> None:
         await settled(50)
         assert len(transport.protocol.frames) == 1
         assert 100_000 < here.shared.account.held_bytes < 1 << 20
-        transport.receive(frame(FIN | CONTINUATION, b"c"))
-        await settled()
+        await transport.deliver(frame(FIN | CONTINUATION, b"c"))
         assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
         assert here.shared.account.held_bytes == 0
 
@@ -371,8 +354,7 @@ async def test_messages_are_read_one_at_a_time() -> None:
     app = App()
     async with opened(app) as (here, transport):
         app.go.clear()
-        transport.receive(frame(FIN | TEXT, b"x" * 10_000) * 10)
-        await settled()
+        await transport.deliver(frame(FIN | TEXT, b"x" * 10_000) * 10)
         assert transport.protocol.queue.qsize() <= 2
         assert not transport.is_reading()
         assert here.shared.account.held_bytes >= 80_000
@@ -412,8 +394,7 @@ async def test_a_request_that_opens_none_is_answered_without_a_traceback(caplog:
     async with site(app=App()) as here:
         for headers in (b"X: y\r\n" * 200, b"X: " + b"y" * 20_000 + b"\r\n"):
             transport = here.connect()
-            transport.receive(UPGRADE_TO_WEBSOCKET + headers + b"\r\n")
-            await settled()
+            await transport.deliver(UPGRADE_TO_WEBSOCKET + headers + b"\r\n")
             assert transport.sent.startswith(b"HTTP/1.1 400 ")
             assert transport.is_closing()
         await settled()
@@ -444,8 +425,7 @@ async def talkative(scope: Any, receive: Any, send: Any) -> None:
 async def test_who_reads_slowly_gets_one_answer_after_the_other_and_is_not_left() -> None:
     async with opened(talkative, websocket_ping=1.0) as (here, transport):
         transport.stuck = True
-        transport.receive(frame(FIN | TEXT, b"go"))
-        await settled()
+        await transport.deliver(frame(FIN | TEXT, b"go"))
         here.sweep(10.0)  # ten pings, but nothing is read from a slow client, which may have answered them
         assert here.shared.connections
         for _ in range(25):
@@ -506,8 +486,7 @@ async def test_what_comes_before_the_opening_is_answered_is_read_after_it(
         head, _, frames = bytes(transport.sent).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 ")
         assert (frames, app.messages) == (sent, messages)
-        transport.abort()
-        await settled()
+        await transport.leave()
         assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
