@@ -214,7 +214,7 @@ KINDS = {
     "readiness or metrics that do not follow": {
         "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),
         "ready-without-workers": Fault(DRIVER + "unavailable", forgets("self.not_ready_reason")),
-        "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("len(requests)", "len(requests) + (error is not None)")),
+        "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("[request.frontend for request in requests]", "[request.frontend for request in (*requests, *requests[:error is not None])]")),
     },
 }  # fmt: skip
 MUTANTS: dict[str, Fault] = {name: fault for faults in KINDS.values() for name, fault in faults.items()}

@@ -57,7 +57,7 @@ class Plan:
     kept_faults: list[int] = field(default_factory=list)
 
 
-def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
+def draw_plan(seed: int) -> Plan:
     """Return the plan of `seed`."""
     theme = draw_theme(seed)
     draw = random.Random(f"{seed} plan")
@@ -84,7 +84,7 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     if draw.random() < 0.1:
         http["max_connections"] = 6
     pace = draw.choice((0.005, 0.05, 1.0))
-    turns = turns or theme.turns
+    turns = theme.turns
     quiet = draw.choice((*(0.0,) * 14, 300.0, 3000.0))
     if quiet:  # it is long, not busy
         turns = max(turns, 100 // sum(theme.clients.values()))

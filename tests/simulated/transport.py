@@ -187,9 +187,6 @@ class SimulatedTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return len(self._outgoing)
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
-
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 

@@ -11,8 +11,9 @@ from tests.simulated.models import ASKED
 from tests.simulated.plans import MODELS
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
-from weir.messages import Dispatch, Observer, Request
+from weir.messages import Dispatch, Request
 from weir.serving.service import Service
+from weir.telemetry.recorder import SilentObserver
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -52,7 +53,7 @@ class CountedService(Service):
             self.watch.not_taken(call)
 
 
-class Watch(Observer):
+class Watch(SilentObserver):
     """Sees every accepted request end exactly once, and every batch begin in time."""
 
     def __init__(self, world: "World") -> None:
@@ -119,11 +120,6 @@ class Watch(Observer):
             since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
             if dispatch.at > since + LATE and request.arrival < since + 1.0:  # a damaged request may have any number
                 self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
-
-    def _unseen(self, *_: Any, **__: Any) -> None:
-        """Nothing is promised of this."""
-
-    refused = computed = failed = worker_changed = transferred = _unseen
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         if any(id(request) not in self.open for request in requests):
