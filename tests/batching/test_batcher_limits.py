@@ -391,3 +391,24 @@ def test_a_closed_line_stays_closed_whatever_the_policy_says() -> None:
 def test_a_dispatch_is_at_most_a_batch() -> None:
     (cut,) = Mill(Moody(rows=99), max_batch_size=8).submit(*many(20))
     assert cut.rows == 8
+
+
+def test_capacity_counts_what_is_to_run_again() -> None:
+    mill = Mill(max_batch_size=4, capacity=5)
+    requests = [listed(2), *many(2, timeout=5.0)]
+    mill.submit(*requests)
+    mill.lose(0, replace=False)
+    assert mill.batcher.waiting_rows == 0
+    with pytest.raises(Overloaded, match="rows=2: 4 rows wait and 0 are with workers, capacity=5"):
+        mill.batcher.submit(listed(2), 0.0)
+    assert mill.batcher.room(1)
+    mill.cancel(requests[1])
+    assert mill.batcher.room(2)
+    assert not mill.batcher.room(3)
+    mill.advance(5.0)
+    assert requests[2].settled
+    assert mill.batcher.room(3)
+    assert not mill.batcher.room(4)
+    mill.ready(0)
+    mill.run_all()
+    assert mill.batcher.room(5)

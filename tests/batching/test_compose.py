@@ -210,3 +210,14 @@ def test_whole_ones_after_a_divided_one() -> None:
     load = take(group, 64, cost=5.0)
     assert load.slices == [(0, 2), None]
     assert (load.rows, load.cost, payloads(load)[1]) == (3, 5.0, "whole")
+
+
+def test_beside_large_ones_too_who_cannot_make_it_is_left_out() -> None:
+    small = [Asked("small, late", 0.0, 1.0), Asked("small", 0.0, 9.0)]
+    crowd = [Asked("large, late", 0.0, 1.0, rows=4, large=True), Asked("large", 0.0, 9.0, rows=4, large=True)]
+    group = filled(*small, *crowd)
+    load = take(group, 5, start_cutoff=2.0)
+    assert sorted(payloads(load)) == ["large", "small"]
+    assert {request.payload for request in load.late} == {"small, late", "large, late"}
+    assert all(request.settled for request in load.late)
+    assert group.waiting == 0

@@ -319,3 +319,29 @@ def test_a_list_leads_in_parts() -> None:
     group = filled(of(90.0), tight)
     assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(0, 2)]
     assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(2, 4)]
+
+
+def test_padding_may_cost_less_than_tokens() -> None:
+    requests = [of(10.0), *(of(8.0) for _ in range(9))]
+    load = take(filled(*requests), cost=50.0, share=0.25)
+    assert (load.rows, load.cost, load.padding) == (5, 44.0, 2.0)  # with a sixth it would cost 52.5
+    requests = [of(10.0), *(of(8.0) for _ in range(9))]
+    assert take(filled(*requests), cost=53.0, share=0.25).rows == 6
+    assert lengths(take(filled(of(10.0), of(26.0), of(9.0)), cost=54.0, padding=8.5, share=0.25)) == [10.0, 9.0, 26.0]
+    free = take(filled(of(10.0), of(26.0), of(9.0)), padding=0.0, share=0.0)
+    assert (free.rows, free.cost, free.padding) == (3, 45.0, 0.0)
+
+
+def test_who_cannot_make_it_is_left_out() -> None:
+    requests = [of(10.0, timeout=timeout) for timeout in (1.0, 5.0, 2.0, 9.0)]
+    requests.append(of(11.0, timeout=1.0))
+    gone = of(10.0)
+    group = filled(requests[0], gone, *requests[1:])
+    gone.settled = True
+    group.remove(gone)
+    load = take(group, start_cutoff=2.0)
+    assert load.requests == [requests[1], requests[3]]
+    assert load.late == [requests[0], requests[2], requests[4]]
+    assert all(request.settled for request in load.late)
+    assert group.waiting == 0
+    assert take(filled(of(1.0)), start_cutoff=99.0).requests == []

@@ -5,7 +5,7 @@ from tests.batching.mill import Asked, Mill, crashed, listed, many
 
 from weir.batching.collate import Entry, entries_of
 from weir.batching.retry import draft_of
-from weir.errors import ModelCrashed, WorkerLost
+from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason, Wakeup
 
 
@@ -144,3 +144,18 @@ def test_tensors_are_one_suspect() -> None:
     mill.run_all()
     assert isinstance(killer.ends[0], ModelCrashed)
     assert [request.ends for request in mill.accepted[1:]] == [[0], [1], [2]]
+
+
+def test_cancelled_and_expired_suspects_do_not_run_again() -> None:
+    mill = Mill(max_batch_size=8)
+    requests = [*many(4), *many(4, timeout=1.0)]
+    mill.submit(*requests)
+    mill.lose(0, replace=False)
+    for request in requests[:2]:
+        mill.cancel(request)
+    assert mill.batcher.next_wakeup == 1.0
+    mill.advance(1.0)
+    assert [type(request.ends[0]) for request in requests[4:]] == [DeadlineExceeded] * 4
+    mill.ready(0)
+    mill.run_all()
+    assert [len(cut.requests) for cut in mill.cuts] == [8, 2]
