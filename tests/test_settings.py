@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from weir import Model
 from weir.catalog.sources import ALL_FORMS, ModelToServe, default_name
 from weir.errors import SettingsError
 from weir.jobs import JobSettings
 from weir.policy.scaling import RANGE_RULE
 from weir.settings import MODEL_PARTS, MODELS, SERVER_PARTS, ServerKind, Settings, declared_settings, read_settings
 from weir.text_server.server_settings import TEXTS
-
-
-class Plain(Model):
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
 
 
 def read(

@@ -4,15 +4,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import repeat
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from weir.bench import vectors
 from weir.client import EmbeddingClient
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, ModelNotReady
 
 ONCE = vectors.Patience(1, 10.0)
 
@@ -22,7 +24,6 @@ class Counting:
 
     def __init__(self, wrong: str = "", *, late: bool = False) -> None:
         self.requests: Counter[int] = Counter()  # by their number of texts
-        self.texts: set[str] = set()  # of requests that are made ahead
         self.opened = self.most_ahead = 0
         self.flags: list[list[str]] = []
         self._wrong = wrong
@@ -53,7 +54,6 @@ class Counting:
         under_way = 0
         for texts in batches:
             self.encode(texts)
-            self.texts.update(texts)
             under_way += 1
             self.most_ahead = max(self.most_ahead, under_way)
             if under_way == ahead:
@@ -65,6 +65,20 @@ class Counting:
     def serve(self, flags: Sequence[str]) -> Iterator[vectors.Connect]:
         self.flags.append(list(flags))
         yield self.connect
+
+
+def test_a_server_that_still_loads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(Counting):
+        def encode(self, texts: list[str]) -> None:
+            super().encode(texts)
+            if self.requests[1] < 3:
+                raise ModelNotReady("loading")
+
+    server = Loading()
+    process: Any = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(vectors, "EmbeddingClient", lambda *_, **__: server)
+    vectors._wait(process, "http://localhost", 60.0, BytesIO())
+    assert server.requests == {1: 3}
 
 
 def test_clients_send_as_many_requests_as_configured_after_one_first() -> None:

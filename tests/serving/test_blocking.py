@@ -296,10 +296,8 @@ class Gated(FakeExecutor):
         super().__init__(squares)
         self.entered = threading.Event()
         self.gate = threading.Event()
-        self.starts = 0
 
     async def start(self, listener: Any) -> None:
-        self.starts += 1
         self.entered.set()
         await asyncio.to_thread(self.gate.wait, 20)
         await super().start(listener)

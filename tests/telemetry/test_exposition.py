@@ -15,8 +15,6 @@ from weir.serving.service import Service
 from weir.telemetry.exposition import reason_of
 from weir.telemetry.recorder import Metrics
 
-Labels = dict[str, str]
-
 
 class Square(Model):
     """Squares numbers."""

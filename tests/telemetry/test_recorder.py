@@ -18,8 +18,6 @@ from weir.telemetry.exposition import Exposition, Levels
 from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
 from weir.testing import FakeRequest
 
-Labels = dict[str, str]
-
 
 class Ask(RequestBase):
     def finish(self, output: object, dispatch: Dispatch) -> None: ...

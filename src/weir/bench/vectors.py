@@ -21,7 +21,7 @@ import msgspec
 
 from weir.client import EmbeddingClient, Unreachable
 from weir.client.embedding import EmbeddingTransport
-from weir.errors import SettingsError
+from weir.errors import ModelNotReady, SettingsError
 from weir.figures import figure, styles
 
 # Each word is one token for the usual English models.
@@ -438,7 +438,7 @@ def _wait(server: "subprocess.Popen[bytes]", url: str, timeout: float, output: I
             with EmbeddingClient(url, timeout=10.0, ignore_all_checks=True) as client:
                 client.encode(["ready"])
                 return
-        except Unreachable:
+        except (Unreachable, ModelNotReady):  # it starts, or loads its model
             time.sleep(0.1)
     raise SettingsError(f"the server was not ready after {timeout:g} s (wait_till_ready)")
 
