@@ -199,6 +199,7 @@ def test_a_comment_comes_when_silence_lasts_as_long_as_set_and_none_spins(
     async def send(message: Any) -> None:
         if body := message.get("body"):
             sent.append((loop.time(), body))
+            assert len(sent) < 100, "it never pauses"
 
     def refusal(error: BaseException) -> Any:
         raise AssertionError(error)
