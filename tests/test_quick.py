@@ -21,8 +21,8 @@ def quick() -> ModuleType:
 def test_a_module_has_the_tests_that_mirror_it_and_then_those_that_import_it(quick: ModuleType) -> None:
     first, *others = quick.chosen_for(["src/weir/wire/sse.py"], most=3)
     assert first == "tests/wire/test_sse.py" and len(others) == 3
-    through_a_helper = quick.chosen_for(["tests/policy/whole_law.py"], most=30)
-    assert "tests/policy/solve/test_smdp.py" in through_a_helper
+    through_a_helper = quick.chosen_for(["tests/batching/mill.py"], most=30)
+    assert "tests/batching/test_bulk.py" in through_a_helper
 
 
 def test_a_changed_test_runs_and_of_a_page_its_blocks(quick: ModuleType) -> None:

@@ -120,7 +120,7 @@ def _exceptions(beyond: list[Case]) -> list[str]:
     if not lines:
         return []
     return [
-        "Certainly beyond the limit (`drawn` is in `tests/policy/random_models.py`):",
+        "Certainly beyond the limit (`drawn` is in `benchmarks/policies/random_models.py`):",
         "\n".join(lines),
     ]
 

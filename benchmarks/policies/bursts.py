@@ -199,7 +199,7 @@ BURSTS = Comparison(
 
 # Random models under random bursts, beside `greedy`: does a solved policy ever cost more?
 #
-# A model is one of tests/policy/random_models.py with batches of up to 2 to 64 rows, in time that is scaled so that its largest batch
+# A model is one of benchmarks/policies/random_models.py with batches of up to 2 to 64 rows, in time that is scaled so that its largest batch
 # takes 10 ms. Its traffic is drawn too: two phases (MMPP), on/off, or a rate that swings. All policies meet the same lines of
 # arrivals and the same luck of service times, so that a line's difference says more than its costs. Lines are added until
 # the mean difference is surely on one side of what is allowed, or there are MOST_LINES. What was found is kept: a run that was

@@ -10,7 +10,7 @@ from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
 from weir.messages import JSON
 from weir.protocols import HttpSettings
-from weir.protocols.native import RequestHead, read_head
+from weir.protocols.native import RequestHead, content_length, read_head
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
@@ -95,3 +95,11 @@ def test_timeouts(value: bytes, seconds: float | None) -> None:
             read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
     else:
         assert required(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value)).timeout == seconds
+
+
+def test_a_length_is_written_in_digits_alone() -> None:
+    lengths = {b"0": 0, b"0000123": 123, b"0" * 30 + b"7": 7, b"9" * 40: int("9" * 19)}
+    assert {value: content_length(value) for value in lengths} == lengths
+    for value in (b"", b"-8", b"+8", b"0x8", b"1_0", b"1 0", b"1.0", "\u0663".encode()):
+        with pytest.raises(InvalidRequest, match="must be a number of bytes"):
+            content_length(value)
