@@ -80,8 +80,8 @@ def test_our_own_house_has_no_knots() -> None:
 # The whole of the source and of the tests: modules and code lines. A commit may lower these numbers. One that adds a capability may raise
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 289
-SOURCE_LINES = 69_777
-TEST_LINES = 85_573
+SOURCE_LINES = 69_774
+TEST_LINES = 71_280
 
 
 def test_our_own_house_keeps_its_size() -> None:
@@ -93,6 +93,11 @@ def test_our_own_house_keeps_its_size() -> None:
         f"{name}: {found[name]:,}; the limit is {limit:,}" for name, limit in limits.items() if found[name] > limit
     ]
     assert not grown, "\n".join([*grown, HOW_TO_GROW])
+
+
+def test_names_of_tests_have_at_most_70_characters() -> None:
+    named = re.compile(r"def (test_\w{66,})")
+    assert [name for path in Path(__file__).parent.rglob("*.py") for name in named.findall(path.read_text())] == []
 
 
 MOST_LAID_OUT_BY_HAND = 138

@@ -18,7 +18,7 @@ def quick() -> ModuleType:
     return module
 
 
-def test_a_module_has_the_tests_that_mirror_it_and_then_those_that_import_it(quick: ModuleType) -> None:
+def test_a_module_has_the_tests_that_mirror_it_then_those_that_import_it(quick: ModuleType) -> None:
     first, *others = quick.chosen_for(["src/weir/wire/sse.py"], most=3)
     assert first == "tests/wire/test_sse.py" and len(others) == 3
     through_a_helper = quick.chosen_for(["tests/batching/mill.py"], most=30)

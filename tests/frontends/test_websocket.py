@@ -328,7 +328,7 @@ async def test_a_connection_holds_no_more_than_its_share_of_the_account() -> Non
         await until(lambda: account.held_bytes == 0)
 
 
-async def test_an_answer_for_which_there_is_no_memory_is_the_error_of_its_request() -> None:
+async def test_a_response_without_memory_is_the_error_of_its_request() -> None:
     executor = FakeExecutor()
     service = Service(Echo, name="echo", executor=executor)
     async with serving(service, max_waiting_bytes=1_000_000) as server, server.connect() as client:

@@ -148,7 +148,7 @@ def test_what_the_errors_of_a_list_say_together_is_bounded() -> None:
         assert items[-1]["error"]["message"] == "must be a number"
 
 
-def test_an_item_of_a_list_with_endless_details_leaves_room_for_those_after_it() -> None:
+def test_an_item_with_endless_details_leaves_room_for_those_after_it() -> None:
     endless = errors.ModelError("it raised", details={"seen": "x" * 1_000_000}, original_type="x.Y")
     first, second = json.loads(batch_body([endless, errors.InvalidRequest("no", details=[1])], JSON, "square"))
     assert (first["error"]["message"], first["error"]["details"]) == ("it raised", None)

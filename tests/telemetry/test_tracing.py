@@ -77,7 +77,7 @@ async def settled(request: Asking) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_request_has_queue_and_compute_as_children_and_links_to_its_batch() -> None:
+async def test_a_request_has_queue_and_compute_as_children_and_its_batch_linked() -> None:
     kept = Kept()
     async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
         await asyncio.gather(*[service.infer(x) for x in range(3)])
