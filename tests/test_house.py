@@ -81,7 +81,7 @@ def test_our_own_house_has_no_knots() -> None:
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 289
 SOURCE_LINES = 69_774
-TEST_LINES = 71_280
+TEST_LINES = 71_298
 
 
 def test_our_own_house_keeps_its_size() -> None:

@@ -195,6 +195,18 @@ def test_the_earliest_deadline_has_its_turn_first() -> None:
     assert [cut.requests[0].payload for cut in mill.cuts] == ["soon", "late", "later"]
 
 
+def test_whoever_has_left_gives_its_group_no_turn_and_has_no_deadline() -> None:
+    mill = Mill(workers=0)
+    gone = [Asked("gone", 0.0, 1.0, key="a"), Asked("gone, too", 0.0, 9.0, key="b")]
+    mill.submit(gone[0], Asked("late", 0.0, 9.0, key="a"), Asked("kept", 0.0, 9.0, key="b"), gone[1])
+    for each in gone:
+        mill.cancel(each)
+    mill.submit(Asked("soon", 0.0, 5.0, key="b"))
+    mill.ready(0)
+    mill.run_all()
+    assert [request.payload for cut in mill.cuts for request in cut.requests] == ["kept", "soon", "late"]
+
+
 def test_while_one_group_waits_the_next_is_considered() -> None:
     mill = Mill(ControlLimit(2))
     mill.submit(Asked("urgent", 0.0, 1.0, key="a"))

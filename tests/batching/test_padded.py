@@ -140,6 +140,15 @@ def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     assert sum(request.cost == 90.0 for request in led) == 9
 
 
+def test_one_that_was_overtaken_enough_goes_before_who_came_later_alone() -> None:
+    tight, later = of(10.0, timeout=5.0), of(30.0, 1.0, large=True)
+    later.overtaken = 4
+    assert take(filled(tight, later), 1, seconds=9.0).requests == [tight]
+    first, hurried = of(10.0, 2.0), of(30.0, timeout=5.0, large=True)
+    hurried.overtaken = 4
+    assert take(filled(first, hurried), 1, seconds=9.0).requests == [hurried]
+
+
 def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
     made = {}
     for overtakes in (0, 4):
