@@ -199,7 +199,7 @@ KINDS = {
         "busy-model-evicted": Fault(RESIDENTS + "_victims", mistakes("not is_idle(name)", "False")),
         "failed-load-keeps-its-memory": Fault(RESIDENTS + "failed", skips("_move")),
         "load-begins-twice": Fault(RESIDENTS + "ask", mistakes("model.presence not in IN_MEMORY", "model.presence is not Presence.LOADED")),
-        "loaded-for-nobody": Fault(RESIDENTS + "next_step", skips("_wait")),
+        "loaded-for-nobody": Fault(RESIDENTS + "_wait", takes("now < model.expected[1]", "True")),
         "memory-taken-before-it-is-free": Fault(RESIDENTS + "next_step", mistakes("self.used", "self._staying")),
     },
     "versions, chains, and workers that callers add": {
