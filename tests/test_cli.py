@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -530,11 +531,10 @@ def test_a_second_signal_ends_at_once(pipes: Pipes) -> None:
         assert workers and not still_running(workers)
 
 
-def test_a_command_whose_library_is_not_installed_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "orjson", None)  # cannot be imported, as if it were not installed
-    done = weir_here("embed", "serve", ".", cwd=tmp_path)
+def test_a_command_whose_library_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
+    # A module of this name that is None cannot be imported, as if it were not installed.
+    code = "import sys; sys.modules['orjson'] = None; sys.argv = ['weir', 'embed', 'serve', '.']; from weir.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     missing = "weir: orjson is not installed; add Weir's extra 'embed': pip install 'weir-serving[embed]'\n"
     assert (done.returncode, done.stderr) == (2, missing)
 

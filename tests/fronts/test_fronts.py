@@ -256,6 +256,7 @@ def test_requests_are_withdrawn_when_nobody_waits_for_them(tmp_path: Path) -> No
             until_waiting(1)
         until_waiting(0)
         assert lost.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 504
+        until_waiting(0)
         lost.send("/infer/gated", b"2")
         until_waiting(1)
         first.kill()
