@@ -24,6 +24,7 @@ from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, Model
 from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
+from weir.serving.hooks import HookedBatches, HookUser
 from weir.workers.executor import Block, Executor, for_all_work
 from weir.workers.run.steps import copies
 from weir.workers.timer import TimeLimit, Timer
@@ -128,9 +129,6 @@ class BackpressureQueue:
 # refuses the request, or None if the request may wait for the start.
 Demand = Callable[[Request, float], WeirError | None]
 
-# Returns the executor that is used instead of the given one. It calls the function with a batch's id when the batch goes to a worker.
-WrapExecutor = Callable[[Executor, Callable[[int], None]], Executor]
-
 
 class WorkerStarts(NamedTuple):
     """What a driver calls to have workers started when work comes that none can take; None where nothing starts them.
@@ -168,16 +166,16 @@ class Driver:
 
     def __init__(
         self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float], *, streaming: bool = False,
-        starts: WorkerStarts, wrap: WrapExecutor | None = None,
+        starts: WorkerStarts, hooks: Callable[[HookUser], HookedBatches] | None = None,
     ) -> None:  # fmt: skip
-        """`wrap` returns the executor to use instead of `executor`."""
+        """`hooks` makes what runs the hooks of the service, for this driver."""
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
         self.streaming = streaming
-        self.executor = executor if wrap is None else wrap(executor, self.handed)
+        self.executor = executor
+        self._hooks = None if hooks is None else hooks(self)
         self.phase = DriverPhase.NEW
-        self._handed_later = wrap is not None
         self.draining = False
         self._drains: list[asyncio.Event] = []
         self._ending = asyncio.Lock()  # held while `stop` ends the workers
@@ -211,7 +209,7 @@ class Driver:
             self._fail_all(lambda request: self._not_ready(reason))
             self._timer.cancel()
             self._end_drains()
-            await self.executor.stop()  # a cancelled start may leave workers that are still loading
+            await self._end_workers()  # a cancelled start may leave workers that are still loading
             raise
         # Meanwhile the driver may have been stopped, or all workers lost.
         if self.phase is DriverPhase.RUNNING and self.not_ready_reason == LOADING:
@@ -243,11 +241,16 @@ class Driver:
             self._end_drains()
             if self.streaming:
                 for each in self.batcher.running.values():
-                    self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
+                    self._cancel(each.worker, each.batch_id, range(len(entries_of(each))))
             self._timer.cancel()
             if was_started:
                 async with self._ending:
-                    await self.executor.stop()
+                    await self._end_workers()
+
+    async def _end_workers(self) -> None:
+        if self._hooks is not None:
+            await self._hooks.stop()
+        await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds."""
@@ -427,7 +430,7 @@ class Driver:
             self._outside(request).drop(cast(WaitingCall, request))
         else:
             for worker, batch_id, indices in self.batcher.cancel(request, now):
-                self.executor.cancel(worker, batch_id, indices)
+                self._cancel(worker, batch_id, indices)
         self._delivery.cancelled(request, Cancelled("the caller disconnected"), now)
         self._note_if_emptied()
         self._note_if_forsaken()
@@ -436,8 +439,16 @@ class Driver:
         """Fail a running request, and cancel it at its worker."""
         if not request.settled:
             for place in self.batcher.cancel(request, now):
-                self.executor.cancel(*place)
+                self._cancel(*place)
             self._delivery.give_error(request, error, now)
+
+    def _cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Note that no caller waits for these entries of a batch: the worker may leave them out."""
+        if self._hooks is not None:
+            indices = self._hooks.cancel(batch_id, indices)
+            if not indices:
+                return
+        self.executor.cancel(worker, batch_id, indices)
 
     def policy_changed(self) -> None:
         """Let the policy, which has changed, decide again about all waiting requests."""
@@ -473,6 +484,8 @@ class Driver:
                 self.failed = self.not_ready_reason = ""
             if not self.batcher.workers:
                 self._woken_at = now
+        if self._hooks is not None:
+            places = self._hooks.worker_ready(worker, places)
         self.batcher.worker_ready(worker, places, now, bulk=bulk)
         self._poll(Wakeup.WORKER, now)
 
@@ -480,6 +493,8 @@ class Driver:
         leaving = self._leaving.get(worker)
         if leaving is not None:
             leaving.set()
+        if self._hooks is not None:
+            self._hooks.worker_lost(worker)
         self._worker_changed(worker, "lost" if leaving is None else "stopped", reason)
         now = self._clock()
         for lost in self.batcher.worker_lost(worker, now):
@@ -491,6 +506,12 @@ class Driver:
         self.batcher.worker_leaves(worker)
 
     def received(self, worker: int, events: Events) -> None:
+        left = events if self._hooks is None else self._hooks.received(worker, events)
+        if left is not None:
+            self.deliver(worker, left)
+
+    def deliver(self, worker: int, events: Events) -> None:
+        """Give the callers what has come of a batch; with its end, the worker gets its next one."""
         now = self._clock()
         dispatch = self.batcher.dispatch_of(events.batch_id)
         if dispatch is None:
@@ -511,7 +532,7 @@ class Driver:
             self._leave_out_rest(dispatch)
         if not events.final and (failed := events.failed()):
             # The worker may not know: a part of a stream may have been lost on its way here.
-            self.executor.cancel(worker, events.batch_id, failed)
+            self._cancel(worker, events.batch_id, failed)
         for request, error in refused:
             self._end(request, error, now)
         self._note_if_emptied()
@@ -519,7 +540,7 @@ class Driver:
     def _leave_out_rest(self, dispatch: Dispatch) -> None:
         """Have workers leave out the other pieces of divided requests that have ended with a piece in this batch."""
         for place in self.batcher.where(request for request in dispatch.requests if request.settled):
-            self.executor.cancel(*place)
+            self._cancel(*place)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         self._delivery.tell("metrics_reported", worker, reports)
@@ -629,10 +650,13 @@ class Driver:
             others -= 1
             batch.others = others
             try:
-                self.executor.run(dispatch.worker, batch)
+                if self._hooks is None:
+                    self.executor.run(dispatch.worker, batch)
+                else:
+                    self._hooks.run(dispatch.worker, batch)
             except Exception as error:
                 self._could_not_run(dispatch, batch, error)
-            if not self._handed_later:
+            if self._hooks is None:
                 self._delivery.dispatched(dispatch)
 
     def _note_woken(self, dispatch: Dispatch, woken_at: float) -> None:
@@ -641,6 +665,10 @@ class Driver:
             dispatch.woken_at = woken_at
         else:
             self._woken_at = None
+
+    def hand(self, worker: int, batch: Batch) -> None:
+        """Give `worker` a batch that a hook has prepared."""
+        self.executor.run(worker, batch)
 
     def handed(self, batch_id: int) -> None:
         """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""
@@ -654,7 +682,7 @@ class Driver:
         failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
         events = Events(batch.batch_id, [*copies(failure, len(batch.payloads))])
         # Not at once: the batcher is still returning dispatches.
-        self._loop.call_soon(self.received, dispatch.worker, events)
+        self._loop.call_soon(self.deliver, dispatch.worker, events)
 
     def _admit(self, now: float) -> bool:
         """Submit the waiting calls for which the queue has room; return whether there was one."""
@@ -672,7 +700,7 @@ class Driver:
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
         for place in self.batcher.where(late):  # a worker that has not begun them need not; a stream need not go on
-            self.executor.cancel(*place)
+            self._cancel(*place)
         for outside in (self.outside, self.outside_bulk):
             if outside.waiting:
                 late += outside.expire(now)

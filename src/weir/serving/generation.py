@@ -21,7 +21,7 @@ from weir.serving import LONGEST_TIMEOUT, Composed
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase, WorkerStarts
 from weir.serving.handle import ModelFacts, ResidencyView
-from weir.serving.hooks import Hook, HookedExecutor
+from weir.serving.hooks import HookedBatches, ServiceHooks
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow, WindowSummary
 from weir.workers.executor import (
     Executor,
@@ -79,13 +79,6 @@ class LoadedModel(NamedTuple):
     platform: str
     name: str
     version: str
-
-
-class ServiceHooks(NamedTuple):
-    """The hooks of a service; None where it has none."""
-
-    before: Hook | None = None
-    after: Hook | None = None
 
 
 class OnDemand(Protocol):
@@ -216,6 +209,8 @@ class Generation:
         batcher = Batcher(self.batching, self.policy, self._workers.kind_numbers)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
+        writer = AnswerWriter(self.model, (KeyboardInterrupt,), self.label) if any(hooks) else None
+        hooked = None if writer is None else partial(HookedBatches, hooks, writer)
         start_bulk = (
             own.start_bulk_workers if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers else None
         )
@@ -226,7 +221,7 @@ class Generation:
             self._clock,
             streaming=self.streaming,
             starts=WorkerStarts(None if scaler is None else scaler.decide, start_bulk, *self._demand),
-            wrap=self._hooked if any(hooks) else None,
+            hooks=hooked,
         )
         if self._shared is not None:
             self._shared.join(driver)
@@ -248,11 +243,6 @@ class Generation:
         from weir.tuning.policy_tuner import with_profile
 
         return with_profile(executor, self.tuner, self.model, self._workers, self.batching.max_batch_size)
-
-    def _hooked(self, executor: Executor, handed: Callable[[int], None]) -> Executor:
-        """Return `executor` with the service's hooks around it."""
-        writer = AnswerWriter(self.model, (KeyboardInterrupt,), self.label)
-        return HookedExecutor(executor, self._hooks.before, self._hooks.after, handed, writer)
 
     @property
     def service_time(self) -> ServiceTime:

@@ -1,8 +1,8 @@
 """The hooks `before_batch` and `after_batch`: steps of a service in the server process, before and after the worker's.
 
-A HookedExecutor around the real executor reports EXTRA more places for each worker than the worker has. A batch in an extra
-place is either in `before_batch`, or waits for a real place, or its worker has finished it and `after_batch` runs. So no worker
-waits for a hook while another batch is prepared, and new batches are formed meanwhile.
+With hooks, each worker counts as having EXTRA more places than it has. A batch in an extra place is either in `before_batch`, or
+waits for a real place, or its worker has finished it and `after_batch` runs. So no worker waits for a hook while another batch is
+prepared, and new batches are formed meanwhile.
 
 Hooks get decoded items, and answers before they are encoded. Bodies of a model's own content types stay bytes, as only the
 worker can decode them. An error in the place of an item or answer fails only that entry.
@@ -12,14 +12,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
-from weir.metrics import MetricReport
 from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, decode
-from weir.workers.executor import Block, Executor, Listener, WorkerState, for_all_work
 from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
 
 logger = logging.getLogger("weir")
@@ -183,6 +181,13 @@ Step = Callable[[HookedBatch], Coroutine[Any, Any, None]]
 EXTRA = 2  # places per worker: one batch may be in each hook besides those that the worker has
 
 
+class ServiceHooks(NamedTuple):
+    """The hooks of a service; None where it has none."""
+
+    before: Hook | None = None
+    after: Hook | None = None
+
+
 class WorkerSlots:
     """The free places of one worker, and the prepared batches that wait for one."""
 
@@ -191,35 +196,29 @@ class WorkerSlots:
         self.waiting: deque[HookedBatch] = deque()
 
 
-class HookedExecutor:
-    """An executor that runs hooks around the executor `inner`, whose Listener it is. See the protocols Executor and Listener.
+class HookUser(Protocol):
+    """What drives the batches that hooks change."""
 
-    `writer` writes the answers after a hook. `handed` is called with the batch id when a batch goes to its worker, or needs none because the hook answered every entry.
-    """
+    def hand(self, worker: int, batch: Batch) -> None:
+        """Give a prepared batch to `worker`, which has a free place for it."""
 
-    def __init__(
-        self,
-        inner: Executor,
-        before: Hook | None,
-        after: Hook | None,
-        handed: Callable[[int], None],
-        writer: AnswerWriter,
-    ) -> None:
-        self._inner = inner
+    def handed(self, batch_id: int) -> None:
+        """Note that a batch goes to its worker now, or needs none because the hook answered every entry."""
+
+    def deliver(self, worker: int, events: Events) -> None:
+        """Give the callers what `events` has for them."""
+
+
+class HookedBatches:
+    """The batches of `user` that are in a hook, wait for a worker, or are at one. `writer` writes the answers after a hook."""
+
+    def __init__(self, hooks: ServiceHooks, writer: AnswerWriter, user: HookUser) -> None:
+        self._before, self._after = hooks
         self._writer = writer
-        self._before = before
-        self._after = after
-        self._handed = handed
+        self._user = user
         self._slots: dict[int, WorkerSlots] = {}
         self._batches: dict[int, HookedBatch] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}  # running hooks, and the index of their worker
-
-    # The Executor protocol.
-
-    async def start(self, listener: Listener) -> None:
-        """Start the inner executor."""
-        self._listener = listener
-        await self._inner.start(self)
 
     def run(self, worker: int, batch: Batch) -> None:
         """Run `before_batch`, and then hand the batch to `worker` when the worker has a free place."""
@@ -227,70 +226,29 @@ class HookedExecutor:
         self._batches[batch.batch_id] = prepared
         self._do(prepared, self._prepare)
 
-    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Drop these entries, here or at the worker."""
+    def cancel(self, batch_id: int, indices: Sequence[int]) -> list[int]:
+        """Drop these entries; return the worker's indices of those that the worker has."""
         batch = self._batches.get(batch_id)
-        if batch is None:
-            return
-        inner = batch.cancel(indices)
-        if inner:
-            self._inner.cancel(worker, batch_id, inner)
-
-    def reserve(self, size_bytes: int) -> Block | None:
-        """Return a place in the shared memory of the inner executor, or None."""
-        return self._inner.reserve(size_bytes)
+        return [] if batch is None else batch.cancel(indices)
 
     async def stop(self) -> None:
-        """Cancel the running hooks and stop the inner executor."""
+        """Cancel the running hooks, and forget all batches."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._inner.stop()
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
         self._slots.clear()
 
-    async def add_worker(self) -> None:
-        """Add a worker to the inner executor."""
-        await self._inner.add_worker()
-
-    async def remove_worker(self, worker: int | None = None) -> None:
-        """Remove a worker of the inner executor. The listener has already given up the worker's batches."""
-        index = for_all_work(self._inner.states())[-1].index if worker is None else worker
-        self._forget(index)
-        await self._inner.remove_worker(index)
-
-    def states(self) -> Sequence[WorkerState]:
-        """Return the states of the real workers."""
-        return self._inner.states()
-
-    def gauges(self) -> dict[str, Any]:
-        """Return the numbers of the inner executor."""
-        return self._inner.gauges()
-
-    # The Listener protocol, for the inner executor.
-
-    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
-        """Report the worker with EXTRA more places."""
+    def worker_ready(self, worker: int, places: int) -> int:
+        """Return how many batches a worker with `places` places may have, with those in hooks."""
         self._slots[worker] = WorkerSlots(places)
-        self._listener.worker_ready(worker, places + EXTRA, bulk=bulk)
+        return places + EXTRA
 
-    def worker_lost(self, worker: int, reason: str) -> None:
-        """Forget all batches of this worker, including those in hooks: the listener runs them again."""
-        self._forget(worker)
-        self._listener.worker_lost(worker, reason)
-
-    def worker_leaves(self, worker: int) -> None:
-        """Pass it on."""
-        self._listener.worker_leaves(worker)
-
-    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        """Pass it on."""
-        self._listener.measured(worker, reports)
-
-    def _forget(self, worker: int) -> None:
+    def worker_lost(self, worker: int) -> None:
+        """Forget all batches of this worker, including those in hooks: the user runs them again."""
         self._slots.pop(worker, None)
         for task, owner in self._tasks.items():
             if owner == worker:
@@ -301,8 +259,8 @@ class HookedExecutor:
             batch.release()
             del self._batches[batch.batch_id]
 
-    def received(self, worker: int, events: Events) -> None:
-        """Store outputs of a batch; with its last outputs, free the worker's place and run `after_batch`."""
+    def received(self, worker: int, events: Events) -> Events | None:
+        """Store the outputs of a batch; with its last outputs, free the worker's place and run `after_batch`. Return what need not wait for that."""
         if events.final and worker in self._slots:
             self._slots[worker].free += 1
             self._feed(worker)
@@ -310,19 +268,15 @@ class HookedExecutor:
         if batch is None:
             for output in events.outputs:
                 discard(output)
-            return
+            return None
         try:
             part = batch.gather(events)
         except Exception as error:  # outputs that are not those of the batch
-            return self._fail(batch, error)
-        if part is not None:
-            self._listener.received(worker, part)
+            self._fail(batch, error)
+            return None
         if events.final:
             self._do(batch, self._finish)
-
-    def unavailable(self, reason: str) -> None:
-        """Pass the report on."""
-        self._listener.unavailable(reason)
+        return part
 
     async def _prepare(self, batch: HookedBatch) -> None:
         batch.decode()
@@ -354,7 +308,7 @@ class HookedExecutor:
 
     def _deliver(self, batch: HookedBatch) -> None:
         del self._batches[batch.batch_id]
-        self._listener.received(batch.worker, batch.events())
+        self._user.deliver(batch.worker, batch.events())
 
     def _feed(self, worker: int) -> None:
         """Hand prepared batches to `worker` while it has places."""
@@ -368,7 +322,7 @@ class HookedExecutor:
                 continue
             slots.free -= 1
             try:
-                self._inner.run(worker, inner)
+                self._user.hand(worker, inner)
             except Exception as error:
                 slots.free += 1
                 self._fail(batch, error)
@@ -376,7 +330,7 @@ class HookedExecutor:
 
     def _note_handed(self, batch: HookedBatch) -> None:
         batch.handed = True
-        self._handed(batch.batch_id)
+        self._user.handed(batch.batch_id)
 
     def _do(self, batch: HookedBatch, step: Step) -> None:
         task = asyncio.ensure_future(self._tried(batch, step))

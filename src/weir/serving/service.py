@@ -34,8 +34,9 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import Tracer, submit_traced
-from weir.serving.generation import Generation, LoadedModel, OnDemand, ServiceHooks, summary
+from weir.serving.generation import Generation, LoadedModel, OnDemand, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
+from weir.serving.hooks import ServiceHooks
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor, MakeExecutor
 from weir.workers.settings import Ray, WorkerSettings
@@ -472,7 +473,7 @@ class Service:
 
     @property
     def executor(self) -> Executor:
-        """The executor that runs its batches, hooks included."""
+        """The executor that runs its batches."""
         return self.generation.driver.executor
 
     @property
