@@ -10,12 +10,12 @@ worker for both, and a bulk batch runs to its end.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heappush
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from benchmarks.parts.classes_live import STEPS, Texts, measure_live
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch
 from weir.policy.rules import Greedy
-from weir.simulation.engine import Engine, EventLog, LogPart, SimulatedRequest, SimulatedWorkers
+from weir.simulation.engine import Engine, LogPart, SimulatedModel, SimulatedRequest, SimulatedWorkers
 
 Floats = NDArray[np.float64]
 
@@ -87,29 +87,25 @@ class TextRequest(SimulatedRequest):
         self.priority = -1 if number < 0 else 0
 
 
-PLANNED = 0  # the batch id of an end that is planned in the idle time: other batches have ids from 1 on
-
-
-class IdleTimeEngine(Engine):
-    """An Engine with `bulk_workers` further workers for bulk work alone. They run on the processors that the other workers, one on each, leave,
-    in equal shares: a processor that has something else to do stops them at once.
+class IdleTimeWorkers(SimulatedWorkers):
+    """Workers with `bulk_workers` further ones for bulk work alone. These run on the processors that the others, one on each, leave, in equal shares: a
+    processor that has something else to do stops them at once.
     """
 
-    def __init__(
-        self, settings: BatchingSettings, workers: SimulatedWorkers, book: EventLog, bulk: Iterable[SimulatedRequest], *,
-        bulk_workers: int = 1,
-    ) -> None:  # fmt: skip
-        super().__init__(settings, Greedy(), workers, book, bulk=bulk)
-        for worker in range(workers.ready, workers.ready + bulk_workers):
-            self.batcher.worker_ready(worker, 1, 0.0, bulk=True)
-        self._processors = workers.ready  # those that no other worker uses now
+    def __init__(self, ready: int = 1, bulk_workers: int = 1) -> None:
+        super().__init__(ready)
+        self._bulk_workers = bulk_workers
+        self._processors = ready  # those that no other worker uses now
         self._left: dict[int, float] = {}  # by batch id: seconds on a processor of its own until its end
         self._begun: dict[int, tuple[Dispatch, float]] = {}
         self._at = 0.0
-        self._planned = (
-            inf,
-            PLANNED,
-        )  # when the next batch of a bulk worker ends if nothing else happens before, and its id
+        self._plans = 0  # ends of bulk batches that were planned; only the last plan holds
+
+    def serve(self, model: SimulatedModel) -> None:
+        """See SimulatedWorkers."""
+        super().serve(model)
+        for worker in range(self.ready, self.ready + self._bulk_workers):
+            model.batcher.worker_ready(worker, 1, 0.0, bulk=True)
 
     @property
     def _speed(self) -> float:
@@ -122,38 +118,42 @@ class IdleTimeEngine(Engine):
         self._left = {number: left - done for number, left in self._left.items()}
         self._at = now
 
-    def _plan(self) -> None:
-        """Plan the next end. One that was planned before is forgotten when its instant comes."""
-        self._planned = inf, PLANNED
+    def _plan(self, model: SimulatedModel) -> None:
+        """Plan the next end of a bulk batch. One that was planned before is forgotten when its instant comes."""
+        self._plans += 1
         if self._left and self._speed:
             number, left = min(self._left.items(), key=lambda item: item[1])
-            self._planned = self._at + max(0.0, left) / self._speed, number
-            heappush(self._ends, (self._planned[0], PLANNED))
+            at = self._at + max(0.0, left) / self._speed
+            model.engine.schedule(at, partial(self._bulk_end, model, number, self._plans), first=True)
 
-    def _start(self, cut: Dispatch) -> None:
-        self._get_on(self.now)
+    def begin(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._get_on(model.engine.now)
         if cut.gives_way:
-            self._left[cut.batch_id] = self._times.of(cut)
-            self._begun[cut.batch_id] = cut, self.now
+            self._left[cut.batch_id] = model.times.of(cut)
+            self._begun[cut.batch_id] = cut, model.engine.now
         else:
             self._processors -= 1
-            super()._start(cut)
-        self._plan()
+            super().begin(model, cut)
+        self._plan(model)
 
-    def _ended(self, batch_id: int, now: float) -> None:
-        instant, planned = self._planned
-        if batch_id == PLANNED and instant != now:
+    def end(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._get_on(model.engine.now)
+        self._processors += 1
+        self._plan(model)
+        super().end(model, cut)
+
+    def _bulk_end(self, model: SimulatedModel, number: int, plan: int) -> None:
+        if plan != self._plans:
             return
+        now = model.engine.now
         self._get_on(now)
-        if batch_id == PLANNED:
-            del self._left[planned]
-            cut, start = self._begun.pop(planned)
-            self.batcher.finished(planned, now)
-            self._book.started(cut, cast("list[SimulatedRequest]", cut.requests), start, now)
-        else:
-            self._processors += 1
-            super()._ended(batch_id, now)
-        self._plan()
+        del self._left[number]
+        cut, start = self._begun.pop(number)
+        model.log.started(cut, start, now)
+        self._plan(model)
+        model.take_back(cut)
 
 
 def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> Seen:
@@ -168,10 +168,11 @@ def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> S
         bulk_delay=BULK_DELAY,
     )
     bulk = (TextRequest(-1 - number, 0.0, tokens) for number, tokens in enumerate(job))
-    engine = IdleTimeEngine(settings, SimulatedWorkers(Line()), EventLog(parts.append), bulk, bulk_workers=bulk_workers)
+    workers = IdleTimeWorkers(bulk_workers=bulk_workers)
+    model = SimulatedModel(Engine(), settings, Greedy(), Line(), parts.append, workers, bulk=bulk)
     pairs = zip(texts.times.tolist(), texts.tokens.tolist(), strict=True)
-    engine.accept(TextRequest(index, at, tokens) for index, (at, tokens) in enumerate(pairs))
-    engine.finish()
+    model.accept(TextRequest(index, at, tokens) for index, (at, tokens) in enumerate(pairs))
+    model.engine.finish()
     index, end = (np.concatenate([getattr(part, name) for part in parts]) for name in ("request", "end"))
     responses = np.empty(len(texts.times))
     interactive = index >= 0

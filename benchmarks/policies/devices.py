@@ -15,7 +15,8 @@ from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.arrivals import read_trace
-from weir.simulation.device import DeviceModel, SharedRun, share, solve_device
+from weir.simulation.device import DeviceModel, share, solve_device
+from weir.simulation.engine import Run
 
 PAIRS = 50  # of each kind
 DRAWS = 8  # of each setting in the real batchers
@@ -130,7 +131,7 @@ def compare_live(effort: Effort) -> Compared:
 
 def played(
     order: str, loads: Sequence[DeviceLoad], arrivals: Sequence[Floats], timeouts: Sequence[float] = ()
-) -> list[SharedRun]:  # fmt: skip
+) -> list[Run]:  # fmt: skip
     """Return what becomes of the requests of each model in the real batchers."""
     models = [
         DeviceModel(load.profile, DevicePolicy(table) if order == "solved" else Greedy(), times)

@@ -11,15 +11,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
 from weir.policy.rules import Greedy
-from weir.simulation.engine import (
-    BulkRequest,
-    Engine,
-    EventLog,
-    ServiceTimes,
-    SimulatedRequest,
-    SimulatedWorkers,
-    Whole,
-)
+from weir.simulation.engine import BulkRequest, Engine, LogPart, ServiceTimes, SimulatedModel, SimulatedRequest
 from weir.simulation.simulator import settings_for, simulate
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=0.5, max_batch_size=32)
@@ -38,12 +30,11 @@ def test_bulk_work_adds_less_than_it_may_and_gets_most_of_the_idle_time() -> Non
 
 
 def test_without_arrivals_for_a_while_bulk_work_goes_on_and_ends() -> None:
-    whole = Whole()
-    workers, bulk = SimulatedWorkers(ServiceTimes(PROFILE, 1)), map(BulkRequest, range(300))
-    engine = Engine(settings_for(PROFILE), Greedy(), workers, EventLog(whole), bulk=bulk)
-    engine.accept(SimulatedRequest(index, at) for index, at in enumerate((0.1, 5.0)))
-    engine.finish()
-    parts = whole._parts
+    parts: list[LogPart] = []
+    times, bulk = ServiceTimes(PROFILE, 1), map(BulkRequest, range(300))
+    model = SimulatedModel(Engine(), settings_for(PROFILE), Greedy(), times, parts.append, bulk=bulk)
+    model.accept(SimulatedRequest(index, at) for index, at in enumerate((0.1, 5.0)))
+    model.engine.finish()
     index = np.concatenate([part.request for part in parts])
     assert sorted(index.tolist()) == [*range(-300, 0), 0, 1]
     first = [float(part.end[part.request == 0][0]) for part in parts if (part.request == 0).any()]

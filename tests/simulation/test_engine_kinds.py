@@ -17,7 +17,7 @@ from weir.policy.decision import Policy
 from weir.policy.online.joint import UnevenPolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.uneven import LOADS, WorkerKind, solve_uneven
-from weir.simulation.engine import Engine, EventLog, LogPart, ServiceTimes, SimulatedWorkers
+from weir.simulation.engine import Engine, LogPart, ServiceTimes, SimulatedModel, SimulatedWorkers
 
 REQUESTS = 20_000
 
@@ -62,9 +62,9 @@ def run_uneven(
             rows[numbers[worker]] += size
             energy += float(energies[numbers[worker]][size - 1])
 
-    engine = Engine(settings, policy, SimulatedWorkers(OfWorker(), len(numbers), kinds=numbers), EventLog(note))
-    engine.arrive(0, arrivals.tolist())
-    engine.finish()
+    model = SimulatedModel(Engine(), settings, policy, OfWorker(), note, SimulatedWorkers(len(numbers), kinds=numbers))
+    model.arrive(0, arrivals.tolist())
+    model.engine.finish()
     return UnevenRun(1000.0 * np.concatenate(seconds), tuple(rows), energy)
 
 

@@ -693,6 +693,11 @@ class Batcher:
         return len(self._places)
 
     @property
+    def free_places(self) -> int:
+        """How many batches the workers could take now, without those that take bulk work only."""
+        return self._places.free
+
+    @property
     def bulk_workers(self) -> int:
         """How many workers that take bulk work only are ready, or are being replaced."""
         return len(self._bulk.workers)

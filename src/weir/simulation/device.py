@@ -5,20 +5,17 @@ Instants and durations are in seconds.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from heapq import heappop, heappush, merge
+from heapq import merge
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import SOLVED, SharedWorkers, WaitingTurn
-from weir.errors import DeadlineExceeded, SettingsError
-from weir.messages import Dispatch, Wakeup
+from weir.batching.workers import SOLVED, SharedWorkers
+from weir.errors import SettingsError
+from weir.messages import Dispatch
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
@@ -26,7 +23,15 @@ from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, device_load, play, variants
 from weir.simulation.arrivals import Arrivals, parse_arrivals
-from weir.simulation.engine import ServiceTimes, SimulatedRequest
+from weir.simulation.engine import (
+    Engine,
+    Run,
+    ServiceTimes,
+    SimulatedModel,
+    SimulatedRequest,
+    SimulatedWorkers,
+    Whole,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,154 +95,48 @@ class DeviceModel(NamedTuple):
     timeout: float = 1e9
 
 
-class SharedRun(NamedTuple):
-    """What happened to the requests of one model; arrays by request, in the order of arrival, and by batch.
+class DeviceWorkers(SimulatedWorkers):
+    """Workers that several models share, one after another; `order` is one of batching/workers.py's ORDERS."""
 
-    Attributes:
-        start, end: when the batch of each request began and ended; NaN if its deadline passed before, or could not be met.
-        sizes: rows of each batch.
-        energy_mj: the energy of all batches.
-    """
+    def __init__(self, order: str, ready: int) -> None:
+        super().__init__(ready)
+        self._shared: SharedWorkers[SimulatedModel] = SharedWorkers(order)
 
-    arrival: Floats
-    start: Floats
-    end: Floats
-    sizes: NDArray[np.int64]
-    energy_mj: float
+    def serve(self, model: SimulatedModel) -> None:
+        """See SimulatedWorkers."""
+        super().serve(model)
+        self._shared.add(model)
 
-    @property
-    def response_time_ms(self) -> Floats:
-        """Response times in ms of the requests that were answered."""
-        return 1000.0 * (self.end - self.arrival)[np.isfinite(self.end)]
+    def begin(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._shared.began(model, cut.worker, model.engine.now)
+        super().begin(model, cut)
 
-    def late_share(self, seconds: float) -> float:
-        """Return the share of the requests that were not answered within so many seconds of their arrival."""
-        return 1.0 - float((self.end - self.arrival <= seconds + 1e-9).mean())
+    def end(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._shared.ends(model, cut.worker, model.engine.now)
+        super().end(model, cut)
+        self._shared.ended(cut.worker, model.engine.now)
 
 
-def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: int = 0) -> list[SharedRun]:
+def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: int = 0) -> list[Run]:
     """Return what happens to each model. `order` is one of batching/workers.py's ORDERS.
 
     All requests have one row. The same `seed` gives the same service times.
     """
-    device = _Device(order)
-    for number, each in enumerate(models):
-        device.join(each, workers, seed + number)
-    device.run(models)
-    return [each.result(shared.arrivals) for each, shared in zip(device.users, models, strict=True)]
-
-
-class _User:
-    """One model: its batcher, and what became of its requests."""
-
-    def __init__(self, device: "_Device", model: DeviceModel, seed: int) -> None:
-        self.timeout = model.timeout
-        size = model.profile.max_batch_size
-        settings = BatchingSettings(max_batch_size=size, max_queue_delay=model.max_queue_delay, max_queue_size=1 << 30)
-        self.batcher = Batcher(settings, model.policy)
-        self._device = device
-        self._profile = model.profile
-        self._times = ServiceTimes(model.profile, seed)
-        self._start, self._end = (np.full(len(model.arrivals), np.nan) for _ in range(2))
-        self._sizes: list[int] = []
-
-    @property
-    def claim(self) -> int:
-        """See WorkerUser."""
-        return self.batcher.claim
-
-    @property
-    def turn(self) -> WaitingTurn | None:
-        """See WorkerUser."""
-        return self.batcher.turn
-
-    def worker_away(self, worker: int) -> None:
-        """See WorkerUser."""
-        self.batcher.worker_away(worker)
-
-    def worker_back(self, worker: int) -> None:
-        """See WorkerUser."""
-        self.batcher.worker_back(worker)
-        self.poll(Wakeup.WORKER)
-
-    def poll(self, wakeup: Wakeup) -> None:
-        """Run the batches that are due."""
-        for cut in self.batcher.poll(self._device.now, wakeup):
-            self._device.began(self, cut, self._times.of(cut))
-
-    def ended(self, cut: Dispatch, began: float, now: float) -> None:
-        """Note that a batch is back."""
-        self.batcher.finished(cut.batch_id, now)
-        index = [cast(SimulatedRequest, request).index for request in cut.requests]
-        self._start[index], self._end[index] = began, now
-        self._sizes.append(cut.rows)
-
-    def result(self, arrivals: Floats) -> SharedRun:
-        """Return what became of the requests."""
-        sizes = np.array(self._sizes, dtype=np.int64)
-        return SharedRun(arrivals, self._start, self._end, sizes, float(self._profile.energy_mj[sizes - 1].sum()))
-
-
-class _Device:
-    """Workers that all models share, in virtual time."""
-
-    def __init__(self, order: str) -> None:
-        self.now = 0.0
-        self.users: list[_User] = []
-        self._shared: SharedWorkers[_User] = SharedWorkers(order)
-        self._ends: list[tuple[float, int, float, _User, Dispatch]] = []
-        self._batches = 0
-
-    def join(self, model: DeviceModel, workers: int, seed: int) -> None:
-        user = _User(self, model, seed)
-        for worker in range(workers):
-            user.batcher.worker_ready(worker, 1, 0.0)
-        self._shared.add(user)
-        self.users.append(user)
-
-    def began(self, user: _User, cut: Dispatch, seconds: float) -> None:
-        """Note that a worker begins a batch, which takes so long."""
-        self._shared.began(user, cut.worker, self.now)
-        self._batches += 1
-        heappush(self._ends, (self.now + seconds, self._batches, self.now, user, cut))
-
-    def run(self, models: Sequence[DeviceModel]) -> None:
-        """Let all requests arrive, and all batches end."""
-        streams = [
-            [(at, number, index) for index, at in enumerate(model.arrivals.tolist())]
-            for number, model in enumerate(models)
-        ]
-        for at, number, index in merge(*streams):
-            self._advance(at)
-            self.now = at
-            user = self.users[number]
-            with suppress(DeadlineExceeded):  # it could not be met any more
-                user.batcher.submit(SimulatedRequest(index, at, user.timeout), at)
-            user.poll(Wakeup.ARRIVAL)
-        self._advance(np.inf)
-
-    def _advance(self, until: float) -> None:
-        """Let everything happen that happens before `until`."""
-        while True:
-            wakes = [(wake, user) for user in self.users if (wake := user.batcher.next_wakeup) is not None]
-            wake, sleeper = min(wakes, key=lambda each: each[0], default=(np.inf, None))
-            end = self._ends[0][0] if self._ends else np.inf
-            if min(wake, end) >= until:
-                return
-            if sleeper is not None and wake < end:
-                self.now = max(self.now, wake)
-                sleeper.batcher.expire(self.now)
-                sleeper.poll(Wakeup.TIMER)
-            else:
-                self._end()
-
-    def _end(self) -> None:
-        """Take the next batch back, and offer its worker."""
-        self.now, _, began, user, cut = heappop(self._ends)
-        self._shared.ends(user, cut.worker, self.now)
-        user.ended(cut, began, self.now)
-        user.poll(Wakeup.WORKER)
-        self._shared.ended(cut.worker, self.now)
+    engine, device, wholes = Engine(), DeviceWorkers(order, workers), [Whole() for _ in models]
+    for number, (each, whole) in enumerate(zip(models, wholes, strict=True)):
+        size = each.profile.max_batch_size
+        settings = BatchingSettings(max_batch_size=size, max_queue_delay=each.max_queue_delay, max_queue_size=1 << 30)
+        times = ServiceTimes(each.profile, seed + number)
+        SimulatedModel(engine, settings, each.policy, times, whole, device, timeout=each.timeout)
+    streams = [
+        [(at, number, index) for index, at in enumerate(model.arrivals.tolist())] for number, model in enumerate(models)
+    ]
+    for at, number, index in merge(*streams):
+        engine.models[number].accept([SimulatedRequest(index, at, models[number].timeout)])
+    engine.finish()
+    return [whole.run(each.profile, workers, each.arrivals) for whole, each in zip(wholes, models, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -303,8 +202,7 @@ def compare_orders(
         found = share(models, order, workers=workers, seed=seed)
         end = max(until, *(float(np.nanmax(each.end, initial=0.0)) for each in found))
         outcomes[order] = {
-            name: _outcome(each, load.profile, warm_up * until, end, deadline)
-            for name, each, load in zip(profiles, found, loads, strict=True)
+            name: _outcome(each, warm_up * until, end, deadline) for name, each in zip(profiles, found, strict=True)
         }
         costs[order] = _cost(list(outcomes[order].values()), prices)
     return OrdersComparison(device_load(loads) / workers, seed, prices, outcomes, costs)
@@ -323,14 +221,15 @@ def _policy(order: str, table: DeviceTable) -> Any:
     return DevicePolicy(table) if order == SOLVED else Greedy()
 
 
-def _outcome(run: SharedRun, profile: Profile, begin: float, end: float, deadline: float | None) -> ModelOutcome:
+def _outcome(run: Run, begin: float, end: float, deadline: float | None) -> ModelOutcome:
     counts = run.arrival >= begin
     took = 1000.0 * (run.end - run.arrival)[counts]
     answered = took[np.isfinite(took)]
     mean, p99 = (float(answered.mean()), float(np.quantile(answered, 0.99))) if len(answered) else (np.nan, np.nan)
     late = 1.0 - float((took <= 1000.0 * (deadline or np.inf)).mean()) if len(took) else 0.0
-    busy = float(profile.service_time_ms[run.sizes - 1].sum()) / 1000.0
-    rows = float(run.sizes.mean()) if len(run.sizes) else 0.0
+    sizes = run.batches.rows
+    busy = float(run.profile.service_time_ms[sizes - 1].sum()) / 1000.0
+    rows = float(sizes.mean()) if len(sizes) else 0.0
     return ModelOutcome(int(counts.sum()), mean, p99, late, rows, busy / end, run.energy_mj / 1000.0 / end)
 
 

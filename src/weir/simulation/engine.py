@@ -1,4 +1,4 @@
-"""Runs the real Batcher in virtual time, as serving/driver.py runs it in real time.
+"""Runs real Batchers in virtual time, as serving/driver.py runs one in real time: one model, or several that share workers.
 
 Events at the same instant happen in this order: all arrivals, then one poll; batches that end, each followed by a
 poll; the timer. So a request that arrives at the very instant at which a worker becomes free still joins its next
@@ -9,9 +9,9 @@ Instants and durations are in seconds.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from heapq import heappop, heappush
-from itertools import repeat
+from itertools import count, repeat
 from math import inf, nan
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import begin
 from weir.batching.settings import BatchingSettings
+from weir.batching.workers import WaitingTurn
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import OBJECT, Dispatch, Kind, Wakeup
 from weir.numerics import GammaQuantile
@@ -148,10 +149,13 @@ class LogPart(NamedTuple):
         return np.repeat(values, self.batches.requests)
 
 
+Sink = Callable[[LogPart], None]
+
+
 class EventLog:
     """Records each batch in plain lists, and passes them on in parts, as arrays, to `sink`."""
 
-    def __init__(self, sink: Callable[[LogPart], None]) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
         # By request that was run in part: its rows so far, the latest end.
         self._pieces: dict[int, tuple[int, float]] = {}
@@ -166,8 +170,9 @@ class EventLog:
         self.refused: list[int] = []
         self.expired: list[int] = []
 
-    def started(self, cut: Dispatch, requests: list[SimulatedRequest], start: float, end: float) -> None:
+    def started(self, cut: Dispatch, start: float, end: float) -> None:
         """Record a batch. When it will start and end (seconds) is known already."""
+        requests = cast("list[SimulatedRequest]", cut.requests)
         self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
         if not cut.plain:
             self._divided(cut, requests, end)
@@ -273,57 +278,119 @@ class Times(Protocol):
 ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
 
 
-BULK_BATCHES = 4  # full batches of bulk work that wait at a time
+class Engine:
+    """The virtual time of one or several models, and what will happen in it. `now` is in seconds.
+
+    Make a SimulatedModel for each model, let its requests arrive, in the order of their arrival over all models, and then
+    `finish`.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.over = False  # no more requests arrive
+        self.models: list[SimulatedModel] = []
+        self.wakes: list[float] = []  # by model: the instant for which its batcher wants a timer
+        self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        self._numbers = count(1)
+
+    def schedule(self, at: float, event: Callable[[], None], *, first: bool = False) -> None:
+        """Call `event` at the instant `at`, after those that were scheduled before for this instant, or `first` of all."""
+        number = next(self._numbers)
+        heappush(self._events, (at, -number if first else number, event))
+
+    def advance(self, until: float) -> None:
+        """Let models decide about their arrivals, and everything happen that happens before `until` (seconds)."""
+        for model in self.models:
+            if model.undecided:
+                model.poll(ARRIVAL)
+        events, wakes = self._events, self.wakes
+        while True:
+            at = events[0][0] if events else inf
+            wake = min(wakes)
+            if min(at, wake) >= until:
+                return
+            if wake < at:
+                self.now = max(self.now, wake)
+                self.models[wakes.index(wake)].wake_up()
+            else:
+                self.now, _, event = heappop(events)
+                event()
+
+    def finish(self) -> None:
+        """Let time pass after the last arrival: run all batches that the policies start, then drain what still waits."""
+        self.over = True
+        self.advance(inf)
+        for model in self.models:
+            if model.batcher.has_waiting:
+                model.batcher.drain()
+                model.undecided = True
+        self.advance(inf)
+        for model in self.models:
+            model.log.hand_over()
 
 
-class SimulatedWorkers(NamedTuple):
-    """The workers of a run.
+class SimulatedWorkers:
+    """The workers of one model or several, which call `begin`. A subclass decides who else has a say when batches begin and end.
 
     Attributes:
-        times: say how long batches take.
         ready: how many there are at the start.
         places: batches that may be at a worker at once; it computes them one after another.
         kinds: the number of each worker's kind, going round.
-        start_up: seconds that a further one takes to start.
     """
 
-    times: Times
-    ready: int = 1
-    places: int = 1
-    kinds: Sequence[int] = ()
-    start_up: float = 0.0
+    def __init__(self, ready: int = 1, places: int = 1, kinds: Sequence[int] = ()) -> None:
+        self.ready, self.places, self.kinds = ready, places, kinds
+        self._busy_until: dict[int, float] = {}
+
+    def serve(self, model: "SimulatedModel") -> None:
+        """Be ready for the batches of `model` from now on."""
+        for worker in range(self.ready):
+            model.batcher.worker_ready(worker, self.places, 0.0)
+
+    def begin(self, model: "SimulatedModel", cut: Dispatch) -> None:
+        """Run the batch `cut` once its worker is done with those before."""
+        start = max(cut.at, self._busy_until.get(cut.worker, 0.0))
+        end = self._busy_until[cut.worker] = start + model.times.of(cut)
+        model.engine.schedule(end, partial(self.end, model, cut))
+        model.log.started(cut, start, end)
+
+    def end(self, model: "SimulatedModel", cut: Dispatch) -> None:
+        """Give the batch `cut` back to `model`, which may begin another one."""
+        model.take_back(cut)
 
 
-class Engine:
-    """One run: a Batcher, its workers and the virtual time. Memory is bounded by what waits.
+BULK_BATCHES = 4  # full batches of bulk work that wait at a time
+
+
+class SimulatedModel:
+    """One model in an Engine: its Batcher, with a queue. Memory is bounded by what waits.
 
     Args:
+        engine: the virtual time.
         settings: of the batcher.
         policy: decides.
-        workers: run the batches.
-        book: records the batches.
-        timeout: seconds from the arrival of each request to its deadline.
+        times: say how long batches take.
+        sink: takes the record of what happens, part by part.
+        workers: run the batches; by default there is one.
+        timeout: seconds from the arrival of each request to its deadline; None: there is none.
         bulk: bulk work that is there from the start. A few batches of it wait at a time, as those of a running job do.
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, workers: SimulatedWorkers, book: EventLog, *,
-        timeout: float = inf, bulk: Iterable[SimulatedRequest] = (),
+        self, engine: Engine, settings: BatchingSettings, policy: Policy, times: Times, sink: Sink,
+        workers: SimulatedWorkers | None = None, *, timeout: float | None = None, bulk: Iterable[SimulatedRequest] = (),
     ) -> None:  # fmt: skip
-        self.now = 0.0
-        self.batcher = Batcher(settings, policy, workers.kinds)
-        self._times = workers.times
-        self._book = book
-        self._timeout = timeout
-        self._ends: list[tuple[float, int]] = []  # a heap: when each running batch ends, and its id
-        self._busy_until = [0.0] * workers.ready
-        self._free = workers.ready * workers.places
-        self._wake = inf  # the instant for which the batcher wants a timer
+        self.engine, self.times, self.log = engine, times, EventLog(sink)
+        self._workers = SimulatedWorkers() if workers is None else workers
+        self.batcher = Batcher(settings, policy, self._workers.kinds)
+        self._timeout = inf if timeout is None else timeout
         self._bulk = iter(bulk)
         self._next_bulk = next(self._bulk, None)
-        self._undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
-        for worker in range(workers.ready):
-            self.batcher.worker_ready(worker, workers.places, 0.0)
+        self.undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
+        self._number = len(engine.models)
+        engine.models.append(self)
+        engine.wakes.append(inf)
+        self._workers.serve(self)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
         """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
@@ -332,89 +399,71 @@ class Engine:
 
     def accept(self, requests: Iterable[SimulatedRequest]) -> None:
         """Let `requests` arrive, in the order of their arrival."""
-        submit, timeout, book = self.batcher.submit, self._timeout, self._book
+        engine, batcher = self.engine, self.batcher
         for request in requests:
             now = request.arrival
-            if now > self.now:
-                if self._undecided:
-                    self._poll(ARRIVAL)
-                if self._wake < now or (self._ends and self._ends[0][0] < now):
-                    self._advance(now)
-                self.now = now
+            if now > engine.now:
+                engine.advance(now)
+                engine.now = now
             try:
-                submit(request, now)
+                batcher.submit(request, now)
             except (Overloaded, DeadlineExceeded):
-                book.refused.append(request.index)
+                self.log.refused.append(request.index)
             # With all places taken and no deadlines, a poll would decide nothing.
-            self._undecided = self._free > 0 or timeout < inf
+            self.undecided = batcher.free_places > 0 or self._timeout < inf
 
-    def finish(self) -> None:
-        """Let time pass after the last arrival: run all batches that the policy starts, then drain what still waits."""
-        if self._undecided:
-            self._poll(ARRIVAL)
-        self._advance(inf)
-        if self.batcher.has_waiting:
-            self.batcher.drain()
-            self._poll(ARRIVAL)
-            self._advance(inf)
-        self._book.hand_over()
+    def poll(self, wakeup: Wakeup) -> None:
+        """Begin the batches that are due now."""
+        self.undecided = False
+        self._feed()
+        for cut in self.batcher.poll(self.engine.now, wakeup):
+            self._workers.begin(self, cut)
+        # The timer is only needed for decisions, which need a free place, and for deadlines.
+        needed = self.batcher.free_places > 0 or self._timeout < inf
+        wake = self.batcher.next_wakeup if needed else None
+        self.engine.wakes[self._number] = inf if wake is None else wake
 
-    def _advance(self, until: float) -> None:
-        """Let everything happen that happens before `until` (seconds)."""
-        ends, batcher = self._ends, self.batcher
-        while True:
-            end = ends[0][0] if ends else inf
-            if self._wake < end:
-                if self._wake >= until:
-                    return
-                self.now = max(self.now, self._wake)
-                self._expire()
-                self._poll(TIMER)
-            else:
-                if end >= until:
-                    return
-                self.now = end
-                self._ended(heappop(ends)[1], end)
-                if batcher.has_waiting or self._next_bulk is not None:
-                    self._poll(WORKER)
-
-    def _ended(self, batch_id: int, now: float) -> None:
-        """Take a batch back. Its worker is free again."""
-        self.batcher.finished(batch_id, now)
-        self._free += 1
-
-    def _expire(self) -> None:
-        for request in self.batcher.expire(self.now):
+    def wake_up(self) -> None:
+        """Do what the batcher wanted its timer for."""
+        for request in self.batcher.expire(self.engine.now):
             if request.taken < request.rows:  # all rows of the others are running; their end shows that they are late
-                self._book.lost(cast(SimulatedRequest, request).index)
+                self.log.lost(cast(SimulatedRequest, request).index)
+        self.poll(TIMER)
+
+    def take_back(self, cut: Dispatch) -> None:
+        """Take back a batch that has ended, and begin others."""
+        self.batcher.finished(cut.batch_id, self.engine.now)
+        if self.batcher.has_waiting or self._next_bulk is not None:
+            self.poll(WORKER)
+
+    # What SharedWorkers ask a model that shares its workers: see WorkerUser.
+
+    @property
+    def claim(self) -> int:
+        """See WorkerUser."""
+        return self.batcher.claim
+
+    @property
+    def turn(self) -> WaitingTurn | None:
+        """See WorkerUser."""
+        return self.batcher.turn
+
+    def worker_away(self, worker: int) -> None:
+        """See WorkerUser."""
+        self.batcher.worker_away(worker)
+
+    def worker_back(self, worker: int) -> None:
+        """See WorkerUser."""
+        self.batcher.worker_back(worker)
+        self.poll(WORKER)
 
     def _feed(self) -> None:
         """Let further bulk work wait."""
         batcher = self.batcher
         most = BULK_BATCHES * batcher.settings.max_batch_size
         while self._next_bulk is not None and batcher.waiting_bulk < most and batcher.room(1, bulk=True):
-            batcher.submit(self._next_bulk, self.now)
+            batcher.submit(self._next_bulk, self.engine.now)
             self._next_bulk = next(self._bulk, None)
-
-    def _poll(self, wakeup: Wakeup) -> None:
-        self._undecided = False
-        self._feed()
-        for cut in self.batcher.poll(self.now, wakeup):
-            self._start(cut)
-        self._wake = inf
-        # The timer is only needed for decisions, which need a free place, and for deadlines.
-        if (self._free or self._timeout < inf) and (wake := self.batcher.next_wakeup) is not None:
-            self._wake = wake
-
-    def _start(self, cut: Dispatch) -> None:
-        requests = cast("list[SimulatedRequest]", cut.requests)
-        busy_until = self._busy_until[cut.worker]
-        start = cut.at if cut.at > busy_until else busy_until
-        end = start + self._times.of(cut)
-        self._busy_until[cut.worker] = end
-        self._free -= 1
-        heappush(self._ends, (end, cut.batch_id))
-        self._book.started(cut, requests, start, end)
 
 
 # One simulated run, request by request and batch by batch.
@@ -455,9 +504,18 @@ class Run:
         return max([*ends, float(self.batches.end.max()) if len(self.batches.end) else 0.0])
 
     @property
+    def energy_mj(self) -> float:
+        """The energy of all batches in mJ."""
+        return float(self.profile.energy_mj[self.batches.rows - 1].sum())
+
+    @property
     def power_w(self) -> float:
         """Mean power in watts."""
-        return float(self.profile.energy_mj[self.batches.rows - 1].sum()) / 1000.0 / self.seconds
+        return self.energy_mj / 1000.0 / self.seconds
+
+    def late_share(self, seconds: float) -> float:
+        """Return the share of the requests that were not answered within so many seconds of their arrival."""
+        return 1.0 - float((self.end - self.arrival <= seconds + 1e-9).mean())
 
     @property
     def busy_share(self) -> float:

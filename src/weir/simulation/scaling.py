@@ -9,7 +9,6 @@ more batches, as in a server.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from heapq import heappush
 from math import inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,6 +17,7 @@ import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
+from weir.messages import Dispatch, Wakeup
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
@@ -27,7 +27,14 @@ from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table
 from weir.simulation.arrivals import Ints, parse_arrivals
 from weir.simulation.banks import make_bank
-from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, SimulatedWorkers, Whole
+from weir.simulation.engine import (
+    Engine,
+    Run,
+    ServiceTimes,
+    SimulatedModel,
+    SimulatedWorkers,
+    Whole,
+)
 from weir.simulation.replicas import Replicas, SeenQueues, best_tables, looks
 from weir.simulation.simulator import (
     SOLVED,
@@ -284,107 +291,107 @@ class ScalingRun(NamedTuple):
     starts: int
 
 
-TICK = 0  # the batch id of the events that are no batch: batches have ids from 1 on
 Changed = Callable[[int], None]
 
 
-class ScalingEngine(Engine):
-    """An Engine whose number of workers a rule decides.
+class ScaledWorkers(SimulatedWorkers):
+    """The workers of one model, whose number a rule decides.
 
     Args:
-        settings, policy, workers, book, timeout: see Engine.
-        allowed: the fewest and the most workers.
+        ready: how many there are at the start.
+        places: see SimulatedWorkers.
+        start_up: seconds that a further one takes to start.
+        allowed: the fewest and the most.
         rule: decides; None: their number stays.
         changed: called with the number of ready workers when it has changed.
+
+    Attributes:
+        counts: the instants at which the number of workers changed, and the number from then on.
+        starts: how many workers were started, with the first.
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, workers: SimulatedWorkers, book: EventLog, *, allowed: WorkerRange,
-        rule: Autoscaler | None, timeout: float = inf, changed: Changed = lambda workers: None,
-    ) -> None:  # fmt: skip
-        super().__init__(settings, policy, workers, book, timeout=timeout)
-        self._allowed, self._places, self._start_up, self._rule = allowed, workers.places, workers.start_up, rule
-        self._changed = changed
-        self._ready = dict.fromkeys(range(workers.ready), 0)  # by worker that takes batches: how many it has
-        self._leaving: dict[int, int] = {}
+        self, ready: int, places: int, start_up: float, allowed: WorkerRange, rule: Autoscaler | None, changed: Changed
+    ) -> None:
+        super().__init__(ready, places)
+        self._start_up, self._allowed, self._rule, self._changed = start_up, allowed, rule, changed
+        self._batches = dict.fromkeys(range(ready), 0)  # by worker that is ready or leaves: how many it has
+        self._leaving: set[int] = set()
         self._starting: dict[int, float] = {}  # by worker: the instant at which it is ready
-        self._over = False
         self._next = 0.0  # when the rule is asked next
         self._rows = 0  # with workers
         self._sums = [0.0, 0.0, 0.0]  # seconds of workers, of workers that are busy, and of rows
-        self._at = 0.0
-        self.counts: list[tuple[float, int]] = [(0.0, workers.ready)]
-        self.starts = workers.ready
-        self.since, self.sums_since = 0.0, 0.0
-        if rule is not None:
-            self._schedule(0.0)
+        self._at = self._since = 0.0
+        self.counts: list[tuple[float, int]] = [(0.0, ready)]
+        self.starts = ready
 
-    def count_from(self, instant: float) -> None:
-        """Let time pass until `instant`, and count the workers' seconds from then on."""
-        self._advance(instant)
-        self._account(instant)
-        self.since, self.sums_since = instant, self._sums[0]
+    def serve(self, model: SimulatedModel) -> None:
+        """See SimulatedWorkers."""
+        super().serve(model)
+        self._model, self._engine, self._batcher = model, model.engine, model.batcher
+        if self._rule is not None:
+            self._engine.schedule(0.0, self._turn, first=True)
+
+    def count_from_now(self) -> None:
+        """Count the workers' seconds from now on."""
+        self._account()
+        self._since = self._sums[0]
 
     @property
     def worker_seconds(self) -> float:
-        """The seconds of all workers together so far, since `count_from`."""
-        return self._sums[0] - self.sums_since
+        """The seconds of all workers together so far, since `count_from_now`."""
+        return self._sums[0] - self._since
 
-    def finish(self) -> None:
-        """Let time pass after the last arrival, as in Engine."""
-        self._over = True
-        super().finish()
+    def begin(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._account()
+        self._batches[cut.worker] += 1
+        self._rows += cut.rows
+        super().begin(model, cut)
 
-    def _schedule(self, at: float) -> None:
-        heappush(self._ends, (at, TICK))
+    def end(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._account()
+        self._batches[cut.worker] -= 1
+        self._rows -= cut.rows
+        super().end(model, cut)
+        self._forget_idle_leavers()
 
-    def _account(self, now: float) -> None:
-        busy = sum(count > 0 for count in (*self._ready.values(), *self._leaving.values()))
-        each = len(self._ready) + len(self._leaving) + len(self._starting), busy, self.batcher.waiting_rows + self._rows
+    def _account(self) -> None:
+        now, batches = self._engine.now, self._batches
+        busy = sum(count > 0 for count in batches.values())
+        each = len(batches) + len(self._starting), busy, self._batcher.waiting_rows + self._rows
         self._sums = [total + (now - self._at) * count for total, count in zip(self._sums, each, strict=True)]
         self._at = now
 
-    def _ended(self, batch_id: int, now: float) -> None:
-        if batch_id == TICK and self._over and not self._has_work:
-            return  # all is done: no more time is counted
-        self._account(now)
-        if batch_id == TICK:
-            self._turn(now)
-            return
-        dispatch = self.batcher.finished(batch_id, now)
-        self._rows -= dispatch.rows
-        worker = dispatch.worker
-        if worker in self._ready:
-            self._ready[worker] -= 1
-            self._free += 1
-        else:
-            self._leaving[worker] -= 1
-            self._gone(worker)
-
-    def _start(self, cut: Any) -> None:
-        self._account(self.now)
-        self._ready[cut.worker] += 1
-        self._rows += cut.rows
-        super()._start(cut)
-
-    def _turn(self, now: float) -> None:
-        """Let workers begin that are ready by now, and ask the rule if it is its turn."""
-        for worker in [each for each, ready in self._starting.items() if ready <= now]:
-            del self._starting[worker]
-            self._begin(worker, now)
-        if self._rule is not None and now >= self._next:
-            self._resize(self._allowed.clip(self._rule.decide(self._load(now))), now)
-            self._next = now + self._rule.period
-            self._schedule(self._next)
+    @property
+    def _ready(self) -> list[int]:
+        return [worker for worker in self._batches if worker not in self._leaving]
 
     @property
-    def _has_work(self) -> bool:
-        """Whether workers are needed. At the end a policy may wait for ever, until the batcher drains."""
-        return bool(self.batcher.running or (self.batcher.has_waiting and not self._ready))
+    def _present(self) -> int:
+        return len(self._batches) - len(self._leaving) + len(self._starting)
 
-    def _load(self, now: float) -> WorkerLoad:
+    def _turn(self) -> None:
+        """Let workers begin that are ready by now, and ask the rule if it is its turn."""
+        now, batcher = self._engine.now, self._batcher
+        # At the end a policy may wait for ever, until the batcher drains.
+        if self._engine.over and not batcher.running and not (batcher.has_waiting and not self._ready):
+            return  # all is done: no more time is counted
+        self._account()
+        for worker in [each for each, ready in self._starting.items() if ready <= now]:
+            del self._starting[worker]
+            self._join(worker)
+        if self._rule is not None and now >= self._next:
+            self._resize(self._allowed.clip(self._rule.decide(self._load())))
+            self._next = now + self._rule.period
+            self._engine.schedule(self._next, self._turn, first=True)
+        if batcher.has_waiting:
+            self._model.poll(Wakeup.WORKER)
+
+    def _load(self) -> WorkerLoad:
+        now, batcher = self._engine.now, self._batcher
         starting = [ready - now for ready in self._starting.values()]
-        batcher = self.batcher
         seen = ScalingObservation(
             now,
             batcher.arrivals,
@@ -396,15 +403,15 @@ class ScalingEngine(Engine):
         )
         return WorkerLoad(seen, self._rows, self._sums[2], self._sums[1])
 
-    def _resize(self, wanted: int, now: float) -> None:
-        before = len(self._ready) + len(self._starting)
-        while len(self._ready) + len(self._starting) < wanted:
-            taken = {*self._ready, *self._leaving, *self._starting}
+    def _resize(self, wanted: int) -> None:
+        before, now = self._present, self._engine.now
+        while self._present < wanted:
+            taken = {*self._batches, *self._starting}
             worker = next(index for index in range(len(taken) + 1) if index not in taken)
             self._starting[worker] = now + self._start_up
-            self._schedule(now + self._start_up)
+            self._engine.schedule(now + self._start_up, self._turn, first=True)
             self.starts += 1
-        while len(self._ready) + len(self._starting) > wanted:
+        while self._present > wanted:
             if self._starting:
                 del self._starting[max(self._starting, key=self._starting.__getitem__)]
             else:
@@ -412,27 +419,23 @@ class ScalingEngine(Engine):
         if before != wanted:
             self.counts.append((now, wanted))
 
-    def _begin(self, worker: int, now: float) -> None:
-        self._ready[worker] = 0
-        self._busy_until += [0.0] * (worker + 1 - len(self._busy_until))
-        self._busy_until[worker] = now
-        self._free += self._places
-        self.batcher.worker_ready(worker, self._places, now)
+    def _join(self, worker: int) -> None:
+        self._batches[worker] = 0
+        self._batcher.worker_ready(worker, self.places, self._engine.now)
         self._changed(len(self._ready))
-        self.batcher.reconsider()
+        self._batcher.reconsider()
 
     def _leave(self, worker: int) -> None:
-        self._leaving[worker] = self._ready.pop(worker)
-        self._free -= self._places - self._leaving[worker]
-        self.batcher.worker_leaves(worker)
-        self._gone(worker)
+        self._leaving.add(worker)
+        self._batcher.worker_leaves(worker)
+        self._forget_idle_leavers()
         self._changed(len(self._ready))
 
-    def _gone(self, worker: int) -> None:
-        """Forget a worker that leaves, if it has no batch left."""
-        if not self._leaving[worker]:
-            del self._leaving[worker]
-            self.batcher.worker_lost(worker, self.now)
+    def _forget_idle_leavers(self) -> None:
+        for worker in [each for each in self._leaving if not self._batches[each]]:
+            self._leaving.remove(worker)
+            del self._batches[worker]
+            self._batcher.worker_lost(worker, self._engine.now)
 
 
 # Comparisons.
@@ -581,25 +584,14 @@ class ScalingTrial:
                 scaler = _WeirAutoscaler(WorkerScaling(allowed, self.capacity, self.idle_after))
         ready, places = max(allowed.least, 1), self.profile.pipeline_depth
         policy, changed = self._policy(settings, ready)
-        engine = ScalingEngine(
-            settings,
-            policy,
-            SimulatedWorkers(ServiceTimes(self.profile, self.seed), ready, places, start_up=self.start_up),
-            EventLog(whole),
-            allowed=allowed,
-            rule=scaler,
-            changed=changed,
-            timeout=inf if self.deadline is None else self.deadline,
-        )
-        times = self.arrivals
-        first = int(np.searchsorted(times, self.since))
-        sizes = [None, None] if self.rows is None else [self.rows[:first].tolist(), self.rows[first:].tolist()]
-        engine.arrive(0, times[:first].tolist(), sizes[0])
-        engine.count_from(self.since)
-        engine.arrive(first, times[first:].tolist(), sizes[1])
-        engine.finish()
-        run = whole.run(self.profile, self.allowed.most, times)
-        return ScalingRun(run, engine.worker_seconds, self.since, engine.counts, engine.starts)
+        workers = ScaledWorkers(ready, places, self.start_up, allowed, scaler, changed)
+        services = ServiceTimes(self.profile, self.seed)
+        model = SimulatedModel(Engine(), settings, policy, services, whole, workers, timeout=self.deadline)
+        model.engine.schedule(self.since, workers.count_from_now)
+        model.arrive(0, self.arrivals.tolist(), None if self.rows is None else self.rows.tolist())
+        model.engine.finish()
+        run = whole.run(self.profile, self.allowed.most, self.arrivals)
+        return ScalingRun(run, workers.worker_seconds, self.since, workers.counts, workers.starts)
 
     @property
     def since(self) -> float:

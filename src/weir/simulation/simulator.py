@@ -17,7 +17,15 @@ from weir.policy.cost.profile import Profile, read_profile
 from weir.policy.decision import Observation, Policy, complete
 from weir.policy.loading import load_policy
 from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals
-from weir.simulation.engine import BulkRequest, Engine, EventLog, Run, ServiceTimes, SimulatedWorkers, Whole
+from weir.simulation.engine import (
+    BulkRequest,
+    Engine,
+    Run,
+    ServiceTimes,
+    SimulatedModel,
+    SimulatedWorkers,
+    Whole,
+)
 from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outcome_of
 
 SOLVED = "smdp"  # the policy that is solved for the profile, prices or objective, and workers of the simulation
@@ -140,16 +148,11 @@ def run(
     settings = settings_for(profile, settings)
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
     whole = Whole()
-    engine = Engine(
-        settings,
-        used,
-        SimulatedWorkers(ServiceTimes(profile, services_seed), workers, profile.pipeline_depth),
-        EventLog(whole),
-        timeout=inf if deadline is None else deadline,
-    )
+    times, pool = ServiceTimes(profile, services_seed), SimulatedWorkers(workers, profile.pipeline_depth)
+    model = SimulatedModel(Engine(), settings, used, times, whole, pool, timeout=deadline)
     arrival = np.asarray(arrival_times, dtype=np.float64)
-    engine.arrive(0, arrival.tolist(), None if rows is None else rows.tolist())
-    engine.finish()
+    model.arrive(0, arrival.tolist(), None if rows is None else rows.tolist())
+    model.engine.finish()
     return whole.run(profile, workers, arrival)
 
 
@@ -239,37 +242,37 @@ class _Trial(NamedTuple):
         limit = inf if self.late_after is None else self.late_after
         first = min(round(self.warm_up * self.requests), self.requests - 1)
         seen = BatchMeans(profile, first, self.requests, limit)
-        engine = Engine(
-            settings,
-            used,
-            SimulatedWorkers(ServiceTimes(profile, self.seed), workers, profile.pipeline_depth),
-            EventLog(seen),
-            timeout=inf if self.deadline is None else self.deadline,
-            bulk=map(BulkRequest, range(self.bulk)),
-        )
-        self._feed(engine, seen, partial(progress, name))
-        stable = self._keeps_up(engine, seen)
+        times, pool = ServiceTimes(profile, self.seed), SimulatedWorkers(workers, profile.pipeline_depth)
+        bulk = map(BulkRequest, range(self.bulk))
+        model = SimulatedModel(Engine(), settings, used, times, seen, pool, timeout=self.deadline, bulk=bulk)
+        self._feed(model, seen, partial(progress, name))
+        stable = self._keeps_up(model, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
 
-    def _feed(self, engine: Engine, seen: BatchMeans, progress: Callable[[int, int], None]) -> None:
+    def _feed(self, model: SimulatedModel, seen: BatchMeans, progress: Callable[[int, int], None]) -> None:
         """Let all requests arrive, block by block. The arrivals depend on the seed only."""
         done = 0
         for block in self.arrivals.blocks(np.random.default_rng([self.seed, 0]), self.requests):
             sizes = self.arrivals.sizes(done, done + len(block))
             seen.arrived(done, block)
-            engine.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
+            model.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
             done += len(block)
             progress(done, self.requests)
-        engine.finish()
+        model.engine.finish()
 
-    def _keeps_up(self, engine: Engine, seen: BatchMeans) -> bool:
+    def _keeps_up(self, model: SimulatedModel, seen: BatchMeans) -> bool:
         """Return whether the queue stays finite. A trace ends, so for one only the run itself counts."""
-        batcher = engine.batcher
+        batcher = model.batcher
         if self.deadline is not None or is_bounded(batcher.policy, self.settings):
             return True
         if self.arrivals.length is None:
             capacity = capacity_of(
-                batcher.policy, self.profile, self.settings, self.workers, now=engine.now, arrivals=batcher.arrivals
+                batcher.policy,
+                self.profile,
+                self.settings,
+                self.workers,
+                now=model.engine.now,
+                arrivals=batcher.arrivals,
             )
             if capacity is not None and self.arrivals.rate >= capacity:
                 return False
