@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import msgspec
+
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
@@ -28,18 +30,19 @@ from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
+from weir.protocols import HttpSettings
+from weir.protocols.data_plane import DataPlane, find
 from weir.protocols.exchange import Exchange, StreamPart, once_read
-from weir.protocols.kserve_metadata import EXTENSIONS, device_count, find, is_ready, model_metadata, server_metadata
+from weir.protocols.kserve import KserveContext
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.service import Service
 from weir.settings import read_model_table
-from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
+from weir.wire.inference import DATA_PLANE, InferenceRequest, InferenceResponse, Parameter
 
 if TYPE_CHECKING:
     from weir.keywords import InProcessKeywords
 
 FRONTEND = "python"  # the same name as for calls of Service.infer
-NAME = "weir"
 
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: a function whose result is awaited for the answer, or iterated for several answers.
@@ -124,53 +127,56 @@ class LocalCalls:
     """Calls whose steps run in the models' event loop and use the models and their manager directly."""
 
     def __init__(self, manager: Manager) -> None:
-        self._manager = manager
         self._registry = manager.registry
+        self._plane = DataPlane(KserveContext(manager.registry, HttpSettings(), manager=manager))
 
     def server_metadata(self) -> Program[Metadata]:
         """See Calls."""
-        return (yield _value(lambda: server_metadata(NAME, EXTENSIONS)))  # type: ignore[no-any-return]  # a step's answer
+        return dict((yield from self._call("server_metadata")))
 
     def server_live(self) -> Program[bool]:
         """See Calls."""
-        return bool((yield _value(lambda: True)))
+        return bool((yield from self._call("server_live"))["live"])
 
     def server_ready(self) -> Program[bool]:
         """See Calls."""
-        return bool((yield _value(lambda: self._registry.ready)))
+        return bool((yield from self._call("server_ready"))["ready"])
 
     def model_ready(self, name: str, version: str) -> Program[bool]:
         """See Calls."""
-        return bool((yield _value(lambda: is_ready(self._registry, name, version))))
+        return bool((yield from self._call("model_ready", model=name, version=version))["ready"])
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-
-        return dict((yield lambda: once_read(lambda: model_metadata(self._registry, name, version))))
+        return dict((yield from self._call("model_metadata", model=name, version=version)))
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
-        return list((yield _value(lambda: self._registry.services)))
+        return list((yield from self._call("models"))["models"])
 
     def has_hardware(self, name: str, count: int) -> Program[bool]:
         """See Calls."""
-        return bool((yield _value(lambda: device_count(self._manager.hardware(), name) >= max(1, count))))
+        return bool((yield from self._call("has_hardware", {"name": name, "num": count}))["found"])
 
     def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
         """See Calls."""
-        yield lambda: self._manager.load_model(name, config=config)
+        parameters = {} if config is None else {"config": msgspec.json.encode(dict(config)).decode()}
+        yield from self._call("load_model", {"parameters": parameters}, model=name)
 
     def unload_model(self, name: str) -> Program[None]:
         """See Calls."""
-        yield lambda: self._manager.unload_model(name)
+        yield from self._call("unload_model", {}, model=name)
 
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
         """See Calls."""
-        return str((yield lambda: self._manager.load_worker(name, parameters)))
+        return str((yield from self._call("load_worker", dict(parameters), worker=name)))
 
     def unload_worker(self, endpoint: str) -> Program[None]:
         """See Calls."""
-        yield lambda: self._manager.unload_worker(endpoint)
+        yield from self._call("unload_worker", worker=endpoint)
+
+    def _call(self, name: str, body: Any = None, /, **path: str) -> Program[Any]:
+        return (yield lambda: self._plane.respond(DATA_PLANE[name], path, body))
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
@@ -290,15 +296,6 @@ def make_manager(
 
 def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:
     return ModelToServe(target, default_name(target), params, [], settings, platform=platform_of_target(target))
-
-
-def _value(read: Callable[[], Any]) -> Step:
-    """Return a step that calls `read` in the event loop."""
-
-    async def answer() -> Any:
-        return read()
-
-    return answer
 
 
 async def _for_caller(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[StreamPart, None]:

@@ -13,8 +13,8 @@ from tests.frontends.grpc.kit import INFERENCE, serving
 from weir.catalog.registry import Registry
 from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints
 from weir.protocols import HttpSettings, KserveSettings
+from weir.protocols.data_plane import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.kserve import CALLS, KserveContext
-from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY
 from weir.wire.kserve_grpc import methods
 
 HTTP, GRPC = ((Path(__file__).parents[2] / f"docs/reference/{name}.md").read_text() for name in ("kserve-http", "grpc"))

@@ -20,9 +20,9 @@ from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, Too
 from weir.messages import JSON, MSGPACK, OBJECT, Dispatch, Kind
 from weir.model import Measure, Model
 from weir.protocols import HttpSettings
+from weir.protocols.data_plane import find
 from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
 from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart
-from weir.protocols.kserve_metadata import find
 from weir.protocols.native import read_head_for
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor, RecordingObserver

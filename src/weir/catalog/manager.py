@@ -45,7 +45,6 @@ from weir.errors import (
 )
 from weir.policy.backoff import Backoff
 from weir.policy.residency import Presence
-from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
@@ -430,10 +429,6 @@ class Manager:
         names = [] if ready_only else await asyncio.to_thread(self._repository.names)
         unread = self.registry.on_demand
         return self._states.index({name: unread.get(name) or "not loaded" for name in names}, ready_only)
-
-    def hardware(self) -> list[Hardware]:
-        """Return the CPUs and GPUs of this machine."""
-        return find_hardware()
 
     # Models: the repository extension of the Open Inference Protocol.
 

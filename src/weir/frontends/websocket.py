@@ -32,9 +32,9 @@ from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed, caller_in
 from weir.protocols.account import CLAIM, Account, charge_values
+from weir.protocols.data_plane import find
 from weir.protocols.entries import QueueEntry, Schedule, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
-from weir.protocols.kserve_metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write

@@ -10,7 +10,7 @@ QueuedRequest, alone or gathered with others, or a StreamedCall.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -386,17 +386,6 @@ async def once_read(find: Callable[[], T]) -> T:
             raise
         await error.read()
     return find()
-
-
-async def answered_once_read(answer: Callable[[], Awaitable[T]]) -> T:
-    """Return what `answer` returns, as `once_read` does; it must not have done anything when it raises."""
-    try:
-        return await answer()
-    except ModelNotReady as error:
-        if error.read is None:
-            raise
-        await error.read()
-    return await answer()
 
 
 class HttpRequestHead(Protocol):

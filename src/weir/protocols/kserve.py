@@ -1,6 +1,6 @@
 """The Open Inference Protocol (KServe v2), with the extensions that Triton's clients know: what all its frontends share, and inference over HTTP.
 
-kserve_metadata.py has all documents that are not inference.
+data_plane.py has all calls that are not inference.
 
 Sources: the protocol's REST specification (https://github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md), and Triton's
 extensions for binary tensors, generation and shared memory (https://github.com/triton-inference-server/server, docs/protocol/extension_binary_data.md,
@@ -19,7 +19,7 @@ from contextlib import aclosing
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy
@@ -29,9 +29,9 @@ from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
 from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import CALLER_HEADER, CLASS_HEADER, Access, Control
 from weir.protocols.account import Account, charge_values
+from weir.protocols.data_plane import EXTENSIONS, SHARED_MEMORY, RegionStatus, find
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
-from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY, find
 from weir.protocols.native import RequestHead, RequestOptions, check_length, read_head_for
 from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.protocols.response import (
@@ -66,15 +66,6 @@ _MAX_BYTES = (1 << 63) - 1
 _MAX_REGIONS = 1000
 
 OFF = "shared memory is switched off on this server (--allow-shared-memory switches it on for callers on this machine)"
-
-
-class RegionStatus(TypedDict):
-    """A region of shared memory, in bytes."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
 
 
 class Region:

@@ -22,7 +22,7 @@ from weir import Service, SettingsError
 from weir.catalog.loading import make_service
 from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.repository.triton import is_default, read_pbtxt, translated
-from weir.protocols.kserve_metadata import config
+from weir.protocols.data_plane import config
 from weir.settings import read_model_table
 from weir.wire.kserve_grpc import POOL
 

@@ -18,35 +18,11 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.frontends.grpc.services import ALL, Health, service_of
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
+from weir.wire.inference import DATA_PLANE
 from weir.wire.kserve_grpc import message
-from weir.workers.cpus import cpu_count
 
 Code = grpc.StatusCode
 Status = health_pb2.HealthCheckResponse
-
-
-async def test_health_of_server_and_models() -> None:
-    async with serving() as rig:
-        assert (await rig.call("ServerLive")).live
-        assert (await rig.call("ServerReady")).ready
-        assert (await rig.call("ModelReady", name="double")).ready
-        assert not (await rig.call("ModelReady", name="nope")).ready
-        assert not (await rig.call("ModelReady", name="double", version="3")).ready
-        await rig.registry.stop()
-        assert (await rig.call("ServerLive")).live
-        assert not (await rig.call("ServerReady")).ready
-        assert not (await rig.call("ModelReady", name="double")).ready
-
-
-async def test_a_server_is_not_live_while_a_model_can_start_no_worker() -> None:
-    """If that counts."""
-    executor = FakeExecutor()
-    async with serving(executor=executor, http={"liveness": "models"}) as rig:
-        assert (await rig.call("ServerLive")).live
-        executor.end("no weights")
-        assert not (await rig.call("ServerLive")).live
-        executor.revive(0)
-        assert (await rig.call("ServerLive")).live
 
 
 @asynccontextmanager
@@ -57,22 +33,17 @@ async def versions() -> AsyncIterator[Rig]:
         yield rig
 
 
-async def test_metadata_and_hardware() -> None:
+async def test_documents_become_messages() -> None:
     async with versions() as rig:
-        server = await rig.call("ServerMetadata")
-        assert server.name == "weir" and "binary_tensor_data" in server.extensions
         found = await rig.call("ModelMetadata", name="m")
-        assert (found.name, list(found.versions), found.platform) == ("m", ["1", "2"], "python")
+        assert (list(found.versions), found.platform) == (["1", "2"], "python")
         (tensor,) = found.inputs
         assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("x", "INT32", [-1, 2])
         config = (await rig.call("ModelConfig", name="m", version="1")).config
         assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (2, 8, [2])
-        assert list((await rig.call("ModelList")).models) == ["m", "count"]
-        for name in ("ModelMetadata", "ModelConfig", "ModelStatistics"):
-            await refuses(rig.call(name, name="nope"), Code.NOT_FOUND, "^Request for unknown model: 'nope'")
-        cpus = cpu_count()
-        for name, number, has in (("cpu", 0, True), ("CPU", cpus, True), ("cpu", cpus + 1, False), ("xrt", 1, False)):
-            assert (await rig.call("HasHardware", name=name, num=number)).found is has
+        await refuses(rig.call("ModelConfig", name="nope"), Code.NOT_FOUND, "^Request for unknown model: 'nope'")
+        ready = [await rig.call("ModelReady", name="m", version=version) for version in ("1", "3")]
+        assert [each.ready for each in ready] == [True, False]
 
 
 async def test_statistics() -> None:
@@ -82,10 +53,6 @@ async def test_statistics() -> None:
         for request in (make_request(model="m"), make_request(model="m"), wide):
             await rig.infer(request)
         await refuses(rig.call("ModelInfer", model_name="m"), Code.INVALID_ARGUMENT)
-        every = (await rig.call("ModelStatistics")).model_stats
-        assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
-        both = (await rig.call("ModelStatistics", name="m")).model_stats
-        assert [each.inference_count for each in both] == [0, 7]
         (one,) = (await rig.call("ModelStatistics", name="m", version="2")).model_stats
         assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (5, 3, 1)
         assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3), (2, 2)]
@@ -197,19 +164,14 @@ REGION = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_siz
 TENSOR = {"name": "x", "datatype": "INT32", "shape": [1, 2], "parameters": REGION}
 REFUSED: list[tuple[str, dict[str, Any], Code, str]] = [
     ("TraceSetting", {}, Code.UNIMPLEMENTED, "."),
-    ("LogSettings", {}, Code.UNIMPLEMENTED, "."),
-    ("CudaSharedMemoryRegister", {}, Code.UNIMPLEMENTED, "."),
     ("RepositoryModelLoad", {"model_name": "nope"}, Code.NOT_FOUND, "'nope'"),
     ("RepositoryModelLoad", {"model_name": "double", "parameters": {"x": {"int64_param": 1}}}, Code.INVALID_ARGUMENT, "parameter 'x'"),
     ("RepositoryModelLoad", {"model_name": "double", "parameters": {"x": {}}}, Code.INVALID_ARGUMENT, "parameter 'x': has no value"),
     ("RepositoryModelLoad", {"model_name": "double", "parameters": CONFIG}, Code.PERMISSION_DENIED, "allow_model_files"),
     (
         "RepositoryModelUnload", {"model_name": "double", "parameters": {"unload_dependents": {"int64_param": 1}}},
-        Code.INVALID_ARGUMENT, "'unload_dependents'=1: must be true or false",
+        Code.INVALID_ARGUMENT, "unload_dependents=1: must be true or false",
     ),
-    ("ModelLoad", {"name": "double", "parameters": {"wrong": {"bool_param": True}}}, Code.INVALID_ARGUMENT, "parameter 'wrong': is not a setting"),
-    ("WorkerLoad", {"name": "nope"}, Code.NOT_FOUND, "'nope'"),
-    ("WorkerUnload", {"name": "nope"}, Code.NOT_FOUND, "'nope'"),
     ("SystemSharedMemoryRegister", {"name": "r", "key": "nowhere", "byte_size": 8}, Code.INVALID_ARGUMENT, "'nowhere'"),
     ("SystemSharedMemoryStatus", {"name": "r"}, Code.INVALID_ARGUMENT, "'r'"),
     ("ModelInfer", {"model_name": "double", "inputs": [TENSOR]}, Code.INVALID_ARGUMENT, "'r'"),
@@ -220,21 +182,11 @@ async def test_what_is_refused() -> None:
     async with controlled(allow_shared_memory=True) as rig:
         for call, fields, code, text in REFUSED:
             await refuses(rig.call(call, **fields), code, text)
-        assert not (await rig.call("CudaSharedMemoryStatus")).regions
-        await rig.call("CudaSharedMemoryUnregister")
 
 
-async def test_models_and_workers_as_amd_has_them() -> None:
+async def test_a_model_is_loaded_with_the_parameters_of_amds_client() -> None:
     async with controlled() as rig:
-        await rig.call("ModelUnload", name="double")
-        await rig.call("ModelLoad", name="double")
-        assert (await rig.call("WorkerLoad", name="double")).endpoint == "double"
-        parameters: dict[str, Any] = {"max_batch_size": {"int64_param": 5}}
-        assert (await rig.call("WorkerLoad", name="double", parameters=parameters)).endpoint == "double-1"
-        assert list((await rig.call("ModelList")).models) == ["double", "double-1"]
-        await rig.call("WorkerUnload", name="double-1")
-        assert list((await rig.call("ModelList")).models) == ["double"]
-        parameters = {
+        parameters: dict[str, Any] = {
             "batch_size": {"int64_param": 3}, "timeout": {"double_param": 20.0},
             "config": {"string_param": '{"max_queue_size": 9}'},
         }  # fmt: skip
@@ -245,10 +197,7 @@ async def test_models_and_workers_as_amd_has_them() -> None:
 
 async def codes_of(rig: Rig, *metadata: tuple[str, str]) -> set[Code]:
     """Return how the calls that control the server end, with such metadata."""
-    calls = (
-        "RepositoryModelLoad", "RepositoryModelUnload", "ModelLoad", "ModelUnload", "WorkerLoad", "WorkerUnload",
-        "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
-    )  # fmt: skip
+    calls = [name for call in DATA_PLANE.values() if call.controls for name in call.grpc]
     return {await rig.raw(f"/{INFERENCE}/{call}", b"", metadata=metadata).code() for call in calls}
 
 

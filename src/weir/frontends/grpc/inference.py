@@ -31,10 +31,10 @@ from weir.frontends.grpc.call import (
 )
 from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
 from weir.protocols.account import CLAIM, charge_values
+from weir.protocols.data_plane import find
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
 from weir.protocols.kserve import KserveContext, Memory, wants_regions
-from weir.protocols.kserve_metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, work_later, written
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (

@@ -7,205 +7,64 @@ Health is gRPC's health checking protocol (https://github.com/grpc/grpc/blob/mas
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import ParseDict
 
-from weir.errors import (
-    Draining,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-    Overloaded,
-    Unauthorized,
-    Unsupported,
-    WeirError,
-    brief,
-)
+from weir.errors import Draining, ModelNotFound, ModelNotReady, Overloaded, Unauthorized, WeirError
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
-from weir.profiling.machine import find_hardware
-from weir.protocols import kserve_metadata as kserve
-from weir.protocols.access import CLASS_HEADER, caller_in
-from weir.protocols.exchange import once_read
+from weir.protocols.access import CLASS_HEADER, Control, caller_in
+from weir.protocols.data_plane import DataPlane, check_ready, load_document
 from weir.protocols.kserve import KserveContext
-from weir.protocols.offloading import off_loop
-from weir.wire.inference import Parameter
+from weir.wire.inference import DATA_PLANE, DataPlaneCall
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters
 
 if TYPE_CHECKING:
     from weir.serving.handle import Models
 
 
-_PREFIX = "inference."
+def data_plane_call(method: Method, plane: DataPlane, control: Control) -> Answer:
+    """Return what responds to a method of DATA_PLANE: it reads the message, makes the call, and writes the message of the response."""
+    call = next(each for each in DATA_PLANE.values() if method.name in each.grpc)
+    loaded = _LOADED.get(method.name)
+
+    async def respond(request: Any, incoming: IncomingCall) -> Any:
+        if call.controls:
+            control.require_http(incoming.peer, headers_of(incoming))
+        path, body = _arguments(call, method, request)
+        document = await plane.respond(call, path, body)
+        if loaded is not None:
+            document = {"model_name": path["model"], loaded: True}
+        elif call.wrapped == "regions":
+            document = {"regions": {each["name"]: each for each in document}}
+        elif call.wrapped:
+            document = {call.wrapped: document}
+        return ParseDict(document, method.response(), ignore_unknown_fields=True, descriptor_pool=POOL)
+
+    return respond
 
 
-def filled(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the message `name` of the inference protocol with these values of its fields."""
-    return ParseDict(dict(values), message(_PREFIX + name)(), descriptor_pool=POOL)
+# KServe's clients read these fields of the response. MLServer's messages do not have them.
+_LOADED = {"RepositoryModelLoad": "isLoaded", "RepositoryModelUnload": "isUnloaded"}
+# KServe's messages have the model's name in the field in which Triton's have the name of the repository.
+_NAMES = ("model_name", "repository_name", "name")
 
 
-class MetadataCalls:
-    """Answers calls that show the server and its models. Each method answers the call of its name."""
-
-    def __init__(self, context: KserveContext) -> None:
-        self._context = context
-        self._registry = context.registry
-
-    async def ServerLive(self, request: Any, call: IncomingCall) -> Any:
-        """Return whether the server is live (`liveness`)."""
-        return filled("ServerLiveResponse", {"live": not self._context.failed})
-
-    async def ServerReady(self, request: Any, call: IncomingCall) -> Any:
-        """Return whether every model accepts requests."""
-        return filled("ServerReadyResponse", {"ready": self._registry.ready})
-
-    async def ModelReady(self, request: Any, call: IncomingCall) -> Any:
-        """Return whether one model accepts requests; False for an unknown model."""
-        return filled("ModelReadyResponse", {"ready": kserve.is_ready(self._registry, request.name, request.version)})
-
-    async def ServerMetadata(self, request: Any, call: IncomingCall) -> Any:
-        """Return the server's name, version and extensions."""
-        return filled(
-            "ServerMetadataResponse",
-            kserve.server_metadata(self._context.settings.server_name, self._context.extensions),
-        )
-
-    async def ModelMetadata(self, request: Any, call: IncomingCall) -> Any:
-        """Return the metadata of one model."""
-        found = await once_read(partial(kserve.model_metadata, self._registry, request.name, request.version))
-        return filled("ModelMetadataResponse", found)
-
-    async def ModelConfig(self, request: Any, call: IncomingCall) -> Any:
-        """Return the configuration of one model."""
-        found = await once_read(partial(kserve.find, self._registry, request.name, request.version))
-        return filled("ModelConfigResponse", {"config": kserve.config(found)})
-
-    async def ModelStatistics(self, request: Any, call: IncomingCall) -> Any:
-        """Return the statistics of one model, in one version or in all, or of every model."""
-        found = await once_read(partial(kserve.all_statistics, self._registry, request.name, request.version))
-        return filled("ModelStatisticsResponse", found)
-
-    async def ModelList(self, request: Any, call: IncomingCall) -> Any:
-        """Return the names of the models."""
-        return filled("ModelListResponse", {"models": list(self._registry.services)})
-
-    async def HasHardware(self, request: Any, call: IncomingCall) -> Any:
-        """Return whether this machine has `num` devices (by default one) of a kind or name."""
-        found = kserve.device_count(find_hardware(), request.name)
-        return filled("HasHardwareResponse", {"found": found >= max(1, request.num)})
-
-
-class ControlCalls:
-    """Answers calls that control the server. Each method answers the call of its name."""
-
-    def __init__(self, context: KserveContext) -> None:
-        self._context = context
-
-    # Models: Triton's calls.
-
-    async def RepositoryIndex(self, request: Any, call: IncomingCall) -> Any:
-        """List the models that can be loaded, with their states. Every caller may do this."""
-        states = await self._context.manager.index(ready_only=request.ready)
-        return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
-
-    async def RepositoryModelLoad(self, request: Any, call: IncomingCall) -> Any:
-        """Load a model of the repository, or load it again."""
-        self._check(call)
-        name = named(request)
-        arguments = await self._load_arguments(request, repository_parameters(request), {})
-        await self._context.manager.load_model(name, **arguments._asdict())
-        return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
-
-    async def RepositoryModelUnload(self, request: Any, call: IncomingCall) -> Any:
-        """Serve a model no longer."""
-        self._check(call)
-        name = named(request)
-        dependents = repository_parameters(request).get("unload_dependents", False)
-        if not isinstance(dependents, bool):
-            raise InvalidRequest(f"parameter 'unload_dependents'={brief(dependents, 40)}: must be true or false")
-        await self._context.manager.unload_model(name, unload_dependents=dependents)
-        return filled("RepositoryModelUnloadResponse", {"model_name": name, "isUnloaded": True})
-
-    # Models and workers: calls of the AMD Inference Server.
-
-    async def ModelLoad(self, request: Any, call: IncomingCall) -> Any:
-        """Load a model of the repository, or load it again."""
-        self._check(call)
-        parameters = read_parameters(request.parameters)
-        own = {name: value for name, value in parameters.items() if not kserve.is_of_repository(name)}
-        repository = {name: value for name, value in parameters.items() if kserve.is_of_repository(name)}
-        arguments = await self._load_arguments(request, repository, own)
-        await self._context.manager.load_model(request.name, **arguments._asdict())
-        return filled("ModelLoadResponse", {})
-
-    async def ModelUnload(self, request: Any, call: IncomingCall) -> Any:
-        """Serve a model no longer."""
-        self._check(call)
-        await self._context.manager.unload_model(request.name)
-        return filled("ModelUnloadResponse", {})
-
-    async def WorkerLoad(self, request: Any, call: IncomingCall) -> Any:
-        """Start a worker, or use one that runs with the same parameters. Return the name of its endpoint."""
-        self._check(call)
-        endpoint = await self._context.manager.load_worker(request.name, read_parameters(request.parameters))
-        return filled("WorkerLoadResponse", {"endpoint": endpoint})
-
-    async def WorkerUnload(self, request: Any, call: IncomingCall) -> Any:
-        """Drain and end a worker of an endpoint. The endpoint ends with its last worker."""
-        self._check(call)
-        await self._context.manager.unload_worker(request.name)
-        return filled("WorkerUnloadResponse", {})
-
-    # Shared memory.
-
-    async def SystemSharedMemoryStatus(self, request: Any, call: IncomingCall) -> Any:
-        """List the regions, or show one."""
-        self._check(call)
-        regions = {each["name"]: each for each in self._context.regions.status(request.name)}
-        return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
-
-    async def SystemSharedMemoryRegister(self, request: Any, call: IncomingCall) -> Any:
-        """Open a region."""
-        self._check(call)
-        self._context.regions.register(request.name, request.key, request.offset, request.byte_size)
-        return filled("SystemSharedMemoryRegisterResponse", {})
-
-    async def SystemSharedMemoryUnregister(self, request: Any, call: IncomingCall) -> Any:
-        """Close a region, or all."""
-        self._check(call)
-        self._context.regions.unregister(request.name)
-        return filled("SystemSharedMemoryUnregisterResponse", {})
-
-    async def _load_arguments(
-        self, request: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]
-    ) -> kserve.LoadArguments:
-        """Return the arguments for loading a model. They are read in a thread if the message is long, because a configuration is a JSON document."""
-        read = partial(kserve.load_arguments, parameters, self._context.control, own)
-        return await off_loop(request.ByteSize(), read)
-
-    def _check(self, call: IncomingCall) -> None:
-        self._context.control.require_http(call.peer, headers_of(call))
-
-
-def named(request: Any) -> str:
-    """Return the name of the model to load or unload. KServe's messages have it in the field in which Triton's have the name of the repository."""
-    name: str = request.model_name or request.repository_name
-    return name
-
-
-def repository_parameters(request: Any) -> dict[str, Parameter | bytes]:
-    """Return the parameters of a call; files are bytes. MLServer's messages have no parameters."""
-    read: dict[str, Parameter | bytes] = {}
-    for name, parameter in getattr(request, "parameters", {}).items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice is None:
-            raise InvalidRequest(f"parameter {name!r}: has no value")
-        read[name] = getattr(parameter, choice)
-    return read
+def _arguments(call: DataPlaneCall, method: Method, request: Any) -> tuple[dict[str, str], Any]:
+    """Return what the path of a call would name, and its body, from a message. Raises InvalidRequest for a parameter without a value."""
+    fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
+    path = {"version": fields.pop("version")} if "version" in fields else {}
+    if call.subject:
+        path[call.subject] = next(filter(None, [fields.pop(name) for name in _NAMES if name in fields]), "")
+    if "parameters" not in fields:
+        return path, fields
+    parameters = read_parameters(request.parameters)
+    if method.name == "ModelLoad":
+        return path, load_document(parameters)
+    return path, parameters if method.name == "WorkerLoad" else {"parameters": parameters}
 
 
 SERVICE = "grpc.health.v1.Health"
@@ -260,7 +119,7 @@ class Health:
         if name in self._own:
             return _SERVING if self._registry.ready else _NOT_SERVING
         try:
-            kserve.check_ready(self._registry, name)
+            check_ready(self._registry, name)
         except ModelNotReady:
             return _NOT_SERVING
         except ModelNotFound:
@@ -342,30 +201,6 @@ _MOST_STRANGERS = 100
 ALL = (*OWN, SERVICE, *map(service_of, VERSIONS))
 
 
-class UnsupportedCalls:
-    """Answers calls of Triton's extensions that the server does not have."""
-
-    async def CudaSharedMemoryStatus(self, request: Any, call: IncomingCall) -> Any:
-        """Return no regions: there are none."""
-        return filled("CudaSharedMemoryStatusResponse", {})
-
-    async def CudaSharedMemoryRegister(self, request: Any, call: IncomingCall) -> Any:
-        """Refuse: inputs and outputs are in main memory."""
-        raise Unsupported("CUDA shared memory is not offered; system shared memory is")
-
-    async def CudaSharedMemoryUnregister(self, request: Any, call: IncomingCall) -> Any:
-        """Do nothing: there are no regions."""
-        return filled("CudaSharedMemoryUnregisterResponse", {})
-
-    async def TraceSetting(self, request: Any, call: IncomingCall) -> Any:
-        """Refuse: tracing is set when the server starts."""
-        raise Unsupported("trace settings cannot be read or changed by a call: they are set when the server starts")
-
-    async def LogSettings(self, request: Any, call: IncomingCall) -> Any:
-        """Refuse: logging is set when the server starts."""
-        raise Unsupported("log settings cannot be read or changed by a call: they are set when the server starts")
-
-
 class AddedCalls(NamedTuple):
     """Calls that a product adds: the full names of its services, and the handlers of their methods by path."""
 
@@ -394,9 +229,9 @@ class Services:
         self._health = Health(context.registry, OWN)
         self._development = development
         self._access = context.access
-        answering = (MetadataCalls(context), ControlCalls(context), UnsupportedCalls())
+        plane = DataPlane(context)
         self.handlers: dict[str, Handler] = {
-            method.path: unary(method, _answer(answering, method), development=development)
+            method.path: unary(method, data_plane_call(method, plane, context.control), development=development)
             for service in OWN
             for method in methods(service)
             if method.name not in ("ModelInfer", "ModelStreamInfer")
@@ -483,8 +318,3 @@ class Services:
                 call.release(len(body))
 
         self.handlers[method.path] = Handler(in_task(reflecting, development=self._development), takes_stream=True)
-
-
-def _answer(answering: tuple[Any, ...], method: Method) -> Answer:
-    answer: Answer = next(getattr(each, method.name) for each in answering if hasattr(each, method.name))
-    return answer

@@ -64,10 +64,10 @@ from weir.model import Example, Tensor, is_tensor_model
 from weir.policy.residency import Presence, Residents
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Counted
+from weir.protocols.data_plane import ModelNames, ReadyState, check_ready
 from weir.protocols.exchange import HttpProtocol, inference_of
 from weir.protocols.kserve import V1, KserveContext, KserveProtocol, KserveV1Protocol
 from weir.protocols.kserve import error_answer as kserve_error
-from weir.protocols.kserve_metadata import ModelNames, ReadyState, check_ready
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.response import (

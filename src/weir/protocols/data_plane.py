@@ -1,29 +1,34 @@
-"""The documents of the Open Inference Protocol that are not inference: metadata, configuration, statistics, and the requests that change a server.
+"""The calls of the Open Inference Protocol that are not inference: health, metadata, configuration, statistics, hardware, and those that change a server.
 
-Each document is declared once. HTTP reads and writes it as JSON, gRPC copies it into its messages, and OpenAPI's schemas are made of it. Sources: the
-protocol's REST specification, and Triton's extensions model_configuration, model_repository and statistics (see the package).
+`DataPlane` has a method for each call. The table DATA_PLANE (wire/inference.py) has its HTTP route and its gRPC message. Each document is declared once: HTTP
+reads and writes it as JSON, gRPC copies it into its messages, and OpenAPI's schemas are made of it. Sources: the protocol's REST specification, and Triton's
+extensions model_configuration, model_repository, statistics and shared_memory (see the package).
 """
 
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, NotRequired, TypedDict, cast, get_type_hints
 
 from msgspec import Meta, Struct
 
 from weir._version import __version__
-from weir.errors import Forbidden, InvalidRequest, ModelNotFound, ModelNotReady, brief
+from weir.errors import Forbidden, InvalidRequest, ModelNotFound, ModelNotReady, NotFound, Unsupported, brief
 from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
-from weir.profiling.machine import Hardware
+from weir.profiling.machine import Hardware, find_hardware
 from weir.protocols.access import Control
 from weir.protocols.account import charge_values
-from weir.protocols.exchange import inference_of
+from weir.protocols.exchange import inference_of, once_read
+from weir.protocols.offloading import off_loop
+from weir.wire.inference import DATA_PLANE, DataPlaneCall, Parameter
 from weir.wire.kserve_json import parse
+from weir.wire.schema import read_document
 from weir.wire.values import decode_json, json_bytes
 
 if TYPE_CHECKING:
+    from weir.protocols.kserve import KserveContext
     from weir.serving.handle import ModelHandle, Models
 
 
@@ -68,15 +73,6 @@ def check_ready(registry: "Models", name: str, version: str = "") -> None:
         label, reason = name, registry.on_demand[name]
     if reason:
         raise ModelNotReady(f"model {label!r} is not ready: {reason}")
-
-
-def is_ready(registry: "Models", name: str, version: str = "") -> bool:
-    """Return whether the model takes requests, or its first request has it read; False for an unknown model. Nothing is read for that."""
-    try:
-        check_ready(registry, name, version)
-    except (ModelNotFound, ModelNotReady):
-        return False
-    return True
 
 
 # Documents that the server sends.
@@ -227,6 +223,15 @@ class ModelIndexEntry(TypedDict):
     reason: str
 
 
+class RegionStatus(TypedDict):
+    """A region of shared memory, in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
 class AllHardware(TypedDict):
     """The processors of this machine."""
 
@@ -298,11 +303,6 @@ class RegionRequest(Struct):
 # Documents about a server and its models.
 
 
-def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> ServerMetadata:
-    """Return the metadata of a server of that `name` which offers `extensions`."""
-    return {"name": name, "version": __version__, "extensions": list(extensions)}
-
-
 def metadata(service: "ModelHandle", versions: Sequence[str] = ()) -> ModelMetadata:
     """Return the metadata of a model; `versions` are those that are served."""
     return {
@@ -312,12 +312,6 @@ def metadata(service: "ModelHandle", versions: Sequence[str] = ()) -> ModelMetad
         "inputs": [_tensor(tensor) for tensor in inference_of(service).inputs(service)],
         "outputs": [_tensor(tensor) for tensor in inference_of(service).outputs(service)],
     }
-
-
-def model_metadata(registry: "Models", name: str, version: str = "") -> ModelMetadata:
-    """Return the metadata of the model `name`, with all versions of it that are served. Raises ModelNotFound."""
-    service = find(registry, name, version)
-    return metadata(service, [each for each in registry.versions(service.facts.name) if each])
 
 
 def _tensor(tensor: Tensor) -> TensorMetadata:
@@ -385,32 +379,10 @@ def statistics(service: "ModelHandle") -> ModelStatistics:
     )
 
 
-def all_statistics(registry: "Models", name: str = "", version: str = "") -> AllStatistics:
-    """Return the statistics of the model `name` in one version, or with `version` "" in all; with `name` "" those of every model. Raises ModelNotFound."""
-    if not name:
-        services: list[ModelHandle] = [*registry.all]
-    elif version:
-        services = [find(registry, name, version)]
-    else:
-        services = list(registry.versions(find(registry, name).facts.name).values())
-    return {"model_stats": [statistics(service) for service in services]}
-
-
-def device_count(hardware: Sequence[Hardware], name: str) -> int:
-    """Return how many devices are of the kind `name` (CPU, GPU), or have `name` as a part of their name."""
-    wanted = name.lower()
-    return sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())
-
-
 # The arguments of a call to load a model.
 
 
 _FILE = "file:"
-
-
-def is_of_repository(name: str) -> bool:
-    """Return whether the parameter `name` defines what is loaded, and is not a parameter of the model itself."""
-    return name == "config" or name.startswith(_FILE)
 
 
 class LoadArguments(NamedTuple):
@@ -421,13 +393,22 @@ class LoadArguments(NamedTuple):
     parameters: dict[str, Any]
 
 
-def load_arguments(parameters: Mapping[str, Any], control: Control, own: Mapping[str, Any]) -> LoadArguments:
-    """Return the arguments for loading a model, from the `parameters` of a call: `config` is a JSON text, and `file:<version>/<name>` is bytes or base64.
+def load_document(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `parameters` of an AMD client's call as a LoadRequest: those of the model itself become fields of their own."""
+    repository = {name: value for name, value in parameters.items() if name == "config" or name.startswith(_FILE)}
+    own = {name: value for name, value in parameters.items() if name not in repository}
+    return {**own, "parameters": repository}
 
-    `own` are parameters of the model itself, as clients of the AMD Inference Server send them: texts, numbers, true and false.
+
+def load_arguments(request: dict[str, Any], control: Control) -> LoadArguments:
+    """Return the arguments for loading a model, from a LoadRequest: `config` is a JSON text, and `file:<version>/<name>` is bytes or base64.
+
+    Other fields than `parameters` are parameters of the model itself, as clients of the AMD Inference Server send them: texts, numbers, true and false.
 
     Raises InvalidRequest naming parameter, value and rule, and Forbidden for files unless the server allows them.
     """
+    parameters = read_document(request, LoadRequest).parameters or {}
+    own = {name: value for name, value in request.items() if name != "parameters"}
     config, files = None, {}
     for name, value in own.items():
         if not isinstance(value, (str, int, float)):
@@ -443,7 +424,7 @@ def load_arguments(parameters: Mapping[str, Any], control: Control, own: Mapping
         raise Forbidden("files in a call that loads a model: not allowed on this server (allow_model_files)")
     if files and config is None:
         raise InvalidRequest(f"parameter {brief(_FILE + next(iter(files)))}: needs the parameter config too")
-    return LoadArguments(config, files or None, dict(own))
+    return LoadArguments(config, files or None, own)
 
 
 def _config(value: Any) -> dict[str, Any]:
@@ -464,3 +445,174 @@ def _content(name: str, value: Any) -> bytes:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
         raise InvalidRequest(f"parameter {brief(name)}: must be base64 ({error})") from None
+
+
+class DataPlane:
+    """All that a server does besides inference, whatever channel a call comes by. Each call of DATA_PLANE has a method of its name.
+
+    What the path of a call names is an argument, and its body is `request`, whose type says how it is read. A method returns the document of the
+    response. For a question whose answer is no it raises ModelNotReady or NotFound. Only calls that return what a model on demand declares have it read.
+    """
+
+    def __init__(self, context: "KserveContext") -> None:
+        self._context = context
+        self._registry = context.registry
+        self._bodies = {
+            name: get_type_hints(getattr(self, name), include_extras=True).get("request") for name in DATA_PLANE
+        }
+
+    def body_of(self, call: DataPlaneCall) -> Any:
+        """Return the type that the body of a call is read as; None if the call has no body."""
+        return self._bodies[call.name]
+
+    async def respond(self, call: DataPlaneCall, path: Mapping[str, str], body: Any) -> Any:
+        """Return the document of the response to a call without HTTP's status codes: a question whose answer is no has a document, too.
+
+        `path` has what the path of the call would name, and `body` is a document. Raises what the method raises otherwise.
+        """
+        declared = self.body_of(call)
+        given = {} if declared is None else {"request": read_document(body, declared)}
+        try:
+            document = await getattr(self, call.name)(**path, **given)
+        except (ModelNotReady, NotFound):
+            if not call.asks:
+                raise
+            return {call.asks: False}
+        return {call.asks: True} if call.asks else document
+
+    # The server.
+
+    async def server_metadata(self) -> ServerMetadata:
+        """Show the server's name, version and extensions."""
+        extensions = list(self._context.extensions)
+        return {"name": self._context.settings.server_name, "version": __version__, "extensions": extensions}
+
+    async def server_live(self) -> LiveState:
+        """Return whether the server is live, as its setting `liveness` defines it."""
+        if failed := self._context.failed:
+            raise _not("live", failed)
+        return {"live": True}
+
+    async def server_ready(self) -> ReadyState:
+        """Return whether every model accepts requests."""
+        if not self._registry.ready:
+            raise _not("ready", self._registry.not_ready_reasons)
+        return {"ready": True}
+
+    async def hardware(self) -> AllHardware:
+        """List the CPUs and GPUs of this machine."""
+        return {"hardware": find_hardware()}
+
+    async def has_hardware(self, request: HardwareRequest) -> HardwareRequest:
+        """Return whether this machine has `num` devices of a kind or name."""
+        wanted, least = request.name.lower(), max(1, request.num or 1)
+        hardware = find_hardware()
+        found = sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())
+        if found < least:
+            raise NotFound(f"hardware {request.name!r:.80}: there are {found}, not {least}")
+        return HardwareRequest(request.name, found)
+
+    async def trace_settings(self, model: str = "", version: str = "") -> NoReturn:
+        """Refuse: tracing is set when the server starts."""
+        raise Unsupported("trace settings cannot be read or changed by a call: they are set when the server starts")
+
+    async def log_settings(self) -> NoReturn:
+        """Refuse: logging is set when the server starts."""
+        raise Unsupported("log settings cannot be read or changed by a call: they are set when the server starts")
+
+    # Models.
+
+    async def models(self) -> ModelNames:
+        """Name the models."""
+        return {"models": list(self._registry.services)}
+
+    async def index(self, request: IndexRequest) -> list[ModelIndexEntry]:
+        """List the models that can be loaded, with their states."""
+        states = await self._context.manager.index(ready_only=bool(request.ready))
+        return [cast(ModelIndexEntry, state._asdict()) for state in states]
+
+    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Describe one model."""
+        handle = await self._find(model, version)
+        return metadata(handle, [each for each in self._registry.versions(handle.facts.name) if each])
+
+    async def model_ready(self, model: str, version: str = "") -> ReadyState:
+        """Return whether one model accepts requests, without reading it."""
+        check_ready(self._registry, model, version)
+        return {"name": model, "ready": True}
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        """Show the configuration of one model."""
+        return config(await self._find(model, version))
+
+    async def statistics(self, model: str = "", version: str = "") -> AllStatistics:
+        """Show the statistics of one model, in one version or in all, or of every model."""
+        if not model:
+            handles: Sequence[ModelHandle] = self._registry.all
+        elif version:
+            handles = [await self._find(model, version)]
+        else:
+            handles = [*self._registry.versions((await self._find(model)).facts.name).values()]
+        return {"model_stats": [statistics(handle) for handle in handles]}
+
+    async def load_model(
+        self, model: str, request: Annotated[dict[str, Any], LoadRequest], version: str = ""
+    ) -> Nothing:
+        """Load a model of the repository, or load it again."""
+        given = request.get("parameters")
+        texts = given.values() if isinstance(given, dict) else ()
+        size = sum(len(each) for each in texts if isinstance(each, (str, bytes)))
+        arguments = await off_loop(size, partial(load_arguments, request, self._context.control))
+        await self._context.manager.load_model(model, version=version, **arguments._asdict())
+        return {}
+
+    async def unload_model(self, model: str, request: UnloadRequest, version: str = "") -> Nothing:
+        """Stop serving a model."""
+        dependents = request.parameters is not None and bool(request.parameters.unload_dependents)
+        await self._context.manager.unload_model(model, version=version, unload_dependents=dependents)
+        return {}
+
+    async def load_worker(self, worker: str, request: dict[str, Parameter]) -> str:
+        """Start a worker, or use one that runs with the same parameters; the response is the name of its endpoint."""
+        return await self._context.manager.load_worker(worker, request)
+
+    async def unload_worker(self, worker: str) -> Nothing:
+        """Drain and end a worker of an endpoint; the endpoint ends with its last worker."""
+        await self._context.manager.unload_worker(worker)
+        return {}
+
+    async def _find(self, name: str, version: str = "") -> "ModelHandle":
+        return await once_read(partial(find, self._registry, name, version))
+
+    # Shared memory.
+
+    async def memory_status(self, region: str = "") -> list[RegionStatus]:
+        """List the regions, or show one."""
+        return self._context.regions.status(region)
+
+    async def register_memory(self, region: str, request: RegionRequest) -> Nothing:
+        """Open a region."""
+        self._context.regions.register(region, request.key, request.offset or 0, request.byte_size)
+        return {}
+
+    async def unregister_memory(self, region: str = "") -> Nothing:
+        """Close a region, or all."""
+        self._context.regions.unregister(region)
+        return {}
+
+    async def cuda_memory_status(self) -> list[RegionStatus]:
+        """List the regions of GPU memory: there are never any."""
+        return []
+
+    async def unregister_cuda_memory(self, region: str = "") -> Nothing:
+        """Close regions of GPU memory: there are never any."""
+        return {}
+
+    async def share_cuda_memory(self, region: str = "") -> NoReturn:
+        """Refuse: inputs and outputs are in main memory."""
+        raise Unsupported("CUDA shared memory is not offered; system shared memory is")
+
+
+def _not(what: str, reasons: Mapping[str, str]) -> ModelNotReady:
+    """Return the error that says why the server is not `what`."""
+    return ModelNotReady(f"not {what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
