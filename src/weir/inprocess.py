@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import msgspec
-
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
@@ -25,7 +23,7 @@ from weir.catalog.sources import (
     platform_of_target,
     target_of,
 )
-from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
+from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
@@ -37,7 +35,7 @@ from weir.protocols.kserve import KserveContext
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.service import Service
 from weir.settings import read_model_table
-from weir.wire.inference import DATA_PLANE, InferenceRequest, InferenceResponse, Parameter
+from weir.wire.inference import DATA_PLANE, InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
     from weir.keywords import InProcessKeywords
@@ -123,59 +121,15 @@ class AsyncInProcess(AsyncClient):
         return await self.start()
 
 
-class LocalCalls:
+class LocalCalls(Calls):
     """Calls whose steps run in the models' event loop and use the models and their manager directly."""
 
     def __init__(self, manager: Manager) -> None:
         self._registry = manager.registry
         self._plane = DataPlane(KserveContext(manager.registry, HttpSettings(), manager=manager))
 
-    def server_metadata(self) -> Program[Metadata]:
+    def call(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[Any]:
         """See Calls."""
-        return dict((yield from self._call("server_metadata")))
-
-    def server_live(self) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from self._call("server_live"))["live"])
-
-    def server_ready(self) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from self._call("server_ready"))["ready"])
-
-    def model_ready(self, name: str, version: str) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from self._call("model_ready", model=name, version=version))["ready"])
-
-    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
-        """See Calls."""
-        return dict((yield from self._call("model_metadata", model=name, version=version)))
-
-    def models(self) -> Program[list[str]]:
-        """See Calls."""
-        return list((yield from self._call("models"))["models"])
-
-    def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from self._call("has_hardware", {"name": name, "num": count}))["found"])
-
-    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
-        """See Calls."""
-        parameters = {} if config is None else {"config": msgspec.json.encode(dict(config)).decode()}
-        yield from self._call("load_model", {"parameters": parameters}, model=name)
-
-    def unload_model(self, name: str) -> Program[None]:
-        """See Calls."""
-        yield from self._call("unload_model", {}, model=name)
-
-    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
-        """See Calls."""
-        return str((yield from self._call("load_worker", dict(parameters), worker=name)))
-
-    def unload_worker(self, endpoint: str) -> Program[None]:
-        """See Calls."""
-        yield from self._call("unload_worker", worker=endpoint)
-
-    def _call(self, name: str, body: Any = None, /, **path: str) -> Program[Any]:
         return (yield lambda: self._plane.respond(DATA_PLANE[name], path, body))
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:

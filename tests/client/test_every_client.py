@@ -133,8 +133,12 @@ def test_models_are_loaded_and_unloaded(client: Any) -> None:
     client.load_model("simple_string")
     client.wait_until_model_ready("simple_string", 60)
     client.load_model("simple_string", {"max_batch_size": 3})
-    client.unload_model("simple_string")
+    client.unload_model("simple_string", version="1")
     assert client.model_ready("simple_string") is False
+    client.load_model("simple_string", version="1")
+    for change in (client.load_model, client.unload_model):
+        with pytest.raises(errors.ModelNotFound, match="7"):
+            change("simple_string", version="7")
     client.load_model("simple_string")
     with pytest.raises(errors.ModelNotFound, match="nothing"):
         client.load_model("nothing")

@@ -9,13 +9,14 @@ import asyncio
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from threading import TIMEOUT_MAX
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import numpy
@@ -31,7 +32,15 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )
-from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter, Parameters, RequestedOutput, TensorValue
+from weir.wire.inference import (
+    DATA_PLANE,
+    InferenceRequest,
+    InferenceResponse,
+    Parameter,
+    Parameters,
+    RequestedOutput,
+    TensorValue,
+)
 from weir.wire.status import error_of_grpc, error_of_http
 from weir.wire.tensors import DTYPES
 
@@ -334,47 +343,69 @@ class Streaming(NamedTuple):
     decoder: Callable[[], Decoder]
 
 
-class Calls(Protocol):
-    """The calls of a server in one protocol, as programs. Each raises the WeirError that the server's response stands for."""
+class Calls(ABC):
+    """The calls of a server, as programs; each protocol has a class that sends them. Each raises the WeirError that the server's response stands for."""
 
-    def server_metadata(self) -> Program[Metadata]:
-        """Return name, version and extensions of the server."""
+    @abstractmethod
+    def call(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[Any]:
+        """Make the call `name` of DATA_PLANE with what its path names and with its body, and return the document of the response. That of a question has
+        the field that DATA_PLANE names, whatever the protocol."""
 
-    def server_live(self) -> Program[bool]:
-        """Return whether the server's process responds."""
-
-    def server_ready(self) -> Program[bool]:
-        """Return whether every model accepts requests."""
-
-    def model_ready(self, name: str, version: str) -> Program[bool]:
-        """Return whether a model accepts requests."""
-
-    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
-        """Return name, versions, platform, inputs and outputs of a model."""
-
-    def models(self) -> Program[list[str]]:
-        """Return the names of the models that run."""
-
-    def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """Return whether the server has at least `count` devices of a kind or name."""
-
-    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
-        """Load a model again and run it."""
-
-    def unload_model(self, name: str) -> Program[None]:
-        """Stop a model."""
-
-    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
-        """Run a model with parameters; return the name of the endpoint."""
-
-    def unload_worker(self, endpoint: str) -> Program[None]:
-        """Stop a worker of an endpoint."""
-
+    @abstractmethod
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """Return a model's response."""
 
+    @abstractmethod
     def stream(self, request: InferenceRequest) -> Streaming:
         """Return the call that gets several responses of a model."""
+
+    def server_metadata(self) -> Program[Metadata]:
+        """Return name, version and extensions of the server."""
+        return dict((yield from self.call("server_metadata")))
+
+    def server_live(self) -> Program[bool]:
+        """Return whether the server's process responds."""
+        return self._ask("server_live")
+
+    def server_ready(self) -> Program[bool]:
+        """Return whether every model accepts requests."""
+        return self._ask("server_ready")
+
+    def model_ready(self, name: str, version: str) -> Program[bool]:
+        """Return whether a model accepts requests."""
+        return self._ask("model_ready", model=name, version=version)
+
+    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
+        """Return name, versions, platform, inputs and outputs of a model."""
+        return dict((yield from self.call("model_metadata", model=name, version=version)))
+
+    def models(self) -> Program[list[str]]:
+        """Return the names of the models that run."""
+        return list((yield from self.call("models"))["models"])
+
+    def has_hardware(self, name: str, count: int) -> Program[bool]:
+        """Return whether the server has at least `count` devices of a kind or name."""
+        return self._ask("has_hardware", {"name": name, "num": count})
+
+    def load_model(self, name: str, config: Mapping[str, Any] | None, version: str) -> Program[None]:
+        """Load a model again and run it, or one version of it."""
+        parameters = {} if config is None else {"config": msgspec.json.encode(dict(config)).decode()}
+        yield from self.call("load_model", {"parameters": parameters}, model=name, version=version)
+
+    def unload_model(self, name: str, version: str) -> Program[None]:
+        """Stop a model, or one version of it."""
+        yield from self.call("unload_model", {}, model=name, version=version)
+
+    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
+        """Run a model with parameters; return the name of the endpoint."""
+        return str((yield from self.call("load_worker", dict(parameters), worker=name)))
+
+    def unload_worker(self, endpoint: str) -> Program[None]:
+        """Stop a worker of an endpoint."""
+        yield from self.call("unload_worker", worker=endpoint)
+
+    def _ask(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[bool]:
+        return bool((yield from self.call(name, body, **path))[DATA_PLANE[name].asks])
 
 
 class Prepared(NamedTuple):

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from weir.client.calls import Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
+from weir.client.calls import Calls, Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
 from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
-from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
+from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
 SERVICE = "inference.GRPCInferenceService"
@@ -33,61 +32,33 @@ class GrpcCall(NamedTuple):
     body: bytes
 
 
-class GrpcCalls:
+class GrpcCalls(Calls):
     """Calls whose steps are GrpcCalls."""
 
-    def server_metadata(self) -> Program[Metadata]:
+    def call(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[Any]:
         """See Calls."""
-        return _document((yield from _called("ServerMetadata")))
-
-    def server_live(self) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from _called("ServerLive")).live)
-
-    def server_ready(self) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from _called("ServerReady")).ready)
-
-    def model_ready(self, name: str, version: str) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from _called("ModelReady", name=name, version=version)).ready)
+        call = DATA_PLANE[name]
+        method = _METHODS[call.grpc[0]]
+        given, parameters = dict(body or {}), None
+        if "parameters" in method.request.DESCRIPTOR.fields_by_name:
+            given, parameters = {}, given if name == "load_worker" else given["parameters"]
+        try:
+            request = method.request(**{"name" if key == call.subject else key: path[key] for key in path}, **given)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{method.name}: {error}") from None
+        if parameters:
+            write_parameters(parameters, request.parameters)
+        response = method.response.FromString((yield GrpcCall(method.path, request.SerializeToString())))
+        document = MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        return document[call.wrapped] if call.wrapped else document
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-        found = _document((yield from _called("ModelMetadata", name=name, version=version)))
+        found = yield from super().model_metadata(name, version)
         for tensor in (*found["inputs"], *found["outputs"]):
             # Protobuf's JSON has 64-bit integers as strings.
             tensor["shape"] = [int(length) for length in tensor["shape"]]
         return found
-
-    def models(self) -> Program[list[str]]:
-        """See Calls."""
-        return list((yield from _called("ModelList")).models)
-
-    def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """See Calls."""
-        return bool((yield from _called("HasHardware", name=name, num=count)).found)
-
-    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
-        """See Calls."""
-        request = _METHODS["ModelLoad"].request(name=name)
-        if config is not None:
-            write_parameters({"config": msgspec.json.encode(dict(config)).decode()}, request.parameters)
-        yield from _sent("ModelLoad", request)
-
-    def unload_model(self, name: str) -> Program[None]:
-        """See Calls."""
-        yield from _called("ModelUnload", name=name)
-
-    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
-        """See Calls."""
-        request = _METHODS["WorkerLoad"].request(name=name)
-        write_parameters(dict(parameters), request.parameters)
-        return str((yield from _sent("WorkerLoad", request)).endpoint)
-
-    def unload_worker(self, endpoint: str) -> Program[None]:
-        """See Calls."""
-        yield from _called("WorkerUnload", name=endpoint)
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
@@ -104,24 +75,6 @@ def _decode(message: bytes) -> Iterable[InferenceResponse]:
         name = str(response.parameters.get(ERROR_NAME, ""))
         raise error_of_status(500, text, name=name)
     yield response
-
-
-def _called(call: str, /, **fields: Any) -> Program[Any]:
-    try:
-        request = _METHODS[call].request(**fields)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{call}: {error}") from None
-    return (yield from _sent(call, request))
-
-
-def _sent(name: str, request: Any) -> Program[Any]:
-    method = _METHODS[name]
-    body = yield GrpcCall(method.path, request.SerializeToString())
-    return method.response.FromString(body)
-
-
-def _document(message: Any) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 _PUSHBACK = "grpc-retry-pushback-ms"

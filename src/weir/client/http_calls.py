@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
-from weir.client.calls import ConnectionLost, Decoder, Metadata, Program, Streaming, Unreachable, error_of_status
-from weir.errors import Cancelled, DeadlineExceeded, NotFound, SettingsError, WeirError
+from weir.client.calls import Calls, ConnectionLost, Decoder, Program, Streaming, Unreachable, error_of_status
+from weir.errors import Cancelled, DeadlineExceeded, SettingsError, WeirError
 from weir.wire import kserve_binary, kserve_json
-from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
+from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.sse import CONTENT_TYPE, EventParser
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -47,62 +47,31 @@ class HttpReply(NamedTuple):
     body: bytes
 
 
-class HttpCalls:
+class HttpCalls(Calls):
     """Calls whose steps are OutgoingRequests, answered by HttpReplys. With `binary`, tensors travel as raw bytes both ways."""
 
     def __init__(self, *, binary: bool = True) -> None:
         self._binary = binary
 
-    def server_metadata(self) -> Program[Metadata]:
+    def call(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[Any]:
         """See Calls."""
-        return (yield from _fetched(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # what JSON holds is Any
-
-    def server_live(self) -> Program[bool]:
-        """See Calls."""
-        return (yield from _whether("/v2/health/live"))
-
-    def server_ready(self) -> Program[bool]:
-        """See Calls."""
-        return (yield from _whether("/v2/health/ready"))
-
-    def model_ready(self, name: str, version: str) -> Program[bool]:
-        """See Calls."""
-        return (yield from _whether(_model(name, version) + "/ready"))
-
-    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
-        """See Calls."""
-        return (yield from _fetched(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # what JSON holds is Any
-
-    def models(self) -> Program[list[str]]:
-        """See Calls."""
-        answer = yield from _fetched(OutgoingRequest("GET", "/v2/models"))
-        return list(answer["models"])
-
-    def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """See Calls."""
+        call = DATA_PLANE[name]
+        method, route = list(call.routes())[bool(path.get("version"))]
+        filled = route.format(**{key: quote(value, safe="") for key, value in path.items()})
+        if method == "GET":
+            request = OutgoingRequest(method, filled)
+        else:
+            request = OutgoingRequest(method, filled, {"content-type": "application/json"}, _dumps(dict(body or {})))
+        reply = yield request
+        if call.asks:
+            return {call.asks: _holds(method, reply)}
+        checked(reply)
+        if call.name == "load_worker":
+            return reply.body.decode()
         try:
-            yield from _fetched(_posted("/v2/hardware", {"name": name, "num": count}))
-        except NotFound:
-            return False
-        return True
-
-    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
-        """See Calls."""
-        parameters = {} if config is None else {"config": _dumps(dict(config)).decode()}
-        yield from _fetched(_posted(f"/v2/repository/models/{quote(name, safe='')}/load", {"parameters": parameters}))
-
-    def unload_model(self, name: str) -> Program[None]:
-        """See Calls."""
-        yield from _fetched(_posted(f"/v2/repository/models/{quote(name, safe='')}/unload", {}))
-
-    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
-        """See Calls."""
-        request = _posted(f"/v2/workers/{quote(name, safe='')}/load", parameters)
-        return checked((yield request)).body.decode()
-
-    def unload_worker(self, endpoint: str) -> Program[None]:
-        """See Calls."""
-        yield from _fetched(_posted(f"/v2/workers/{quote(endpoint, safe='')}/unload", {}))
+            return _loads(reply.body) if reply.body else {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise WeirError(f"{filled}: the response is not JSON ({error})") from error
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
@@ -165,25 +134,12 @@ def _event_decoder() -> Decoder:
     return feed
 
 
-def _fetched(request: OutgoingRequest) -> Program[Any]:
-    """Send `request` and return the JSON document of the response."""
-    reply = checked((yield request))
-    try:
-        return _loads(reply.body) if reply.body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WeirError(f"{request.path}: the response is not JSON ({error})") from error
-
-
-def _whether(path: str) -> Program[bool]:
-    """Return whether the response to GET `path` has status 200. Raises the error of 401 and 403."""
-    reply = yield OutgoingRequest("GET", path)
-    if reply.status in (401, 403):
-        raise error_of(reply)
-    return bool(reply.status == 200)
-
-
-def _posted(path: str, document: Mapping[str, Any]) -> OutgoingRequest:
-    return OutgoingRequest("POST", path, {"content-type": "application/json"}, _dumps(dict(document)))
+def _holds(method: str, reply: HttpReply) -> bool:
+    """Return what the reply to a question says. Status 404 is no; to a GET, so is every other error but 401 and 403, as servers differ in these."""
+    if reply.status == 404 or (method == "GET" and reply.status not in (200, 401, 403)):
+        return False
+    checked(reply)
+    return True
 
 
 def _model(name: str, version: str) -> str:

@@ -125,10 +125,12 @@ class Client:
 
     # Control.
 
-    def load_model(self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> None:
+    def load_model(
+        self, name: str, config: Mapping[str, Any] | None = None, *, version: str = "", timeout: float | None = None
+    ) -> None:
         """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
-        the model's own file."""
-        self._retried(lambda: self._calls.load_model(name, config), timeout)
+        the model's own file. With `version`, that version only, besides those that run."""
+        self._retried(lambda: self._calls.load_model(name, config, version), timeout)
 
     def load_ensemble(
         self,
@@ -151,9 +153,9 @@ class Client:
         """
         self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
-    def unload_model(self, name: str, *, timeout: float | None = None) -> None:
-        """Make the server finish a model's accepted requests, and stop the model."""
-        self._retried(lambda: self._calls.unload_model(name), timeout)
+    def unload_model(self, name: str, *, version: str = "", timeout: float | None = None) -> None:
+        """Make the server finish a model's accepted requests, and stop the model; with `version`, that version only."""
+        self._retried(lambda: self._calls.unload_model(name, version), timeout)
 
     def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
         """Unload models, one after the other. `timeout` holds for each."""
@@ -333,11 +335,11 @@ class AsyncClient:
     # Control.
 
     async def load_model(
-        self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
+        self, name: str, config: Mapping[str, Any] | None = None, *, version: str = "", timeout: float | None = None
     ) -> None:
         """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
-        the model's own file."""
-        await self._retried(lambda: self._calls.load_model(name, config), timeout)
+        the model's own file. With `version`, that version only, besides those that run."""
+        await self._retried(lambda: self._calls.load_model(name, config, version), timeout)
 
     async def load_ensemble(
         self,
@@ -360,9 +362,9 @@ class AsyncClient:
         """
         await self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
-    async def unload_model(self, name: str, *, timeout: float | None = None) -> None:
-        """Make the server finish a model's accepted requests, and stop the model."""
-        await self._retried(lambda: self._calls.unload_model(name), timeout)
+    async def unload_model(self, name: str, *, version: str = "", timeout: float | None = None) -> None:
+        """Make the server finish a model's accepted requests, and stop the model; with `version`, that version only."""
+        await self._retried(lambda: self._calls.unload_model(name, version), timeout)
 
     async def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
         """Unload models, one after the other. `timeout` holds for each."""
