@@ -54,7 +54,7 @@ FAULTS = {
     "limit-of-a-stream-not-renewed": Fault(
         "weir.workers.process.supervision:SupervisedWorker._went_on", value=gives()
     ),
-    "lost-worker-keeps-its-turn": Fault("weir.workers.turns:TakesTurns.worker_lost", skips("gave_up")),
+    "lost-worker-keeps-its-turn": Fault("weir.workers.turns:DeviceTurns.worker_lost", skips("gave_up")),
     "long-wait-of-a-remote-worker": Fault("weir.workers.remote:Attachment._answer", forgets("self._wait")),
     # text_server
     "ended-text-counted-as-open": Fault("weir.text_server.encoder:Encoder._leave_one", skips("end")),

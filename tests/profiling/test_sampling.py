@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
 from random import Random
@@ -177,31 +177,6 @@ async def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
         await sampler.back_to_back(2, 1.0)
 
 
-class Heard:
-    """A Listener that writes down what it hears."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[Any, ...]] = []
-
-    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
-        self.said.append(("ready", worker, places))
-
-    def worker_lost(self, worker: int, reason: str) -> None:
-        self.said.append(("lost", worker, reason))
-
-    def worker_leaves(self, worker: int) -> None:
-        self.said.append(("leaves", worker))
-
-    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        self.said.append(("measured", worker, [report.definition.name for report in reports]))
-
-    def received(self, worker: int, events: Events) -> None:
-        self.said.append(("received", worker, events.batch_id))
-
-    def unavailable(self, reason: str) -> None:
-        self.said.append(("unavailable", reason))
-
-
 async def listening(executor: FakeExecutor, clock: FakeClock | None = None) -> Measuring:
     """Return what has started `executor` and listens to it."""
     measuring = Measuring(executor, clock or FakeClock())
@@ -250,30 +225,15 @@ async def test_a_batch_that_the_executor_refuses_leaves_nothing_behind() -> None
     executor.lose(0)  # and there is nothing to fail
 
 
-async def test_it_steps_aside_for_a_listener_that_hears_of_all_workers() -> None:
-    executor, heard = FakeExecutor(workers=2, places=2), Heard()
-    measuring = await listening(executor)
-    executor.lose(0, "it was killed")
-    measuring.step_aside(heard)
-    assert heard.said == [("ready", 0, 2), ("lost", 0, "it was killed"), ("ready", 1, 2)]
-    heard.said.clear()
-    executor.revive(0)
-    executor.run(1, Batch(1, [1], OBJECT, OBJECT))
-    executor.reply(1, whole(1, [1]))
-    executor.lose(1, "it too")
-    executor.end("nobody is left")
-    assert heard.said == [("ready", 0, 2), ("received", 1, 1), ("lost", 1, "it too"), ("unavailable", "nobody is left")]
-
-
-async def test_what_is_late_from_the_measurement_is_not_heard_by_who_comes_after() -> None:
-    executor, heard = FakeExecutor(), Heard()
+async def test_what_is_late_from_the_measurement_is_dropped() -> None:
+    executor, block = FakeExecutor(), FakeBlock(10)
     measuring = await listening(executor)
     left = measuring.run(0, [1], OBJECT, OBJECT)
     left.cancel()
-    measuring.step_aside(heard)
     executor.reply(0, whole(FIRST_ID, [1]))
-    executor.reply(0, whole(FIRST_ID, [1]))  # and one that nobody knows
-    assert heard.said == [("ready", 0, 1)]
+    executor.reply(0, whole(FIRST_ID, [block]))  # and one that nobody knows
+    assert block.shares == 0
+    assert measuring.has(FIRST_ID) and not measuring.has(1)
 
 
 def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
@@ -372,17 +332,14 @@ async def test_examples_that_are_measured_do_not_count_in_the_models_metrics() -
         metrics.counter("items").inc()
         return metrics.take() or []
 
-    executor, heard = FakeExecutor(), Heard()
-    measuring = await listening(executor)
-    measuring.measured(0, reports())
-    measuring.step_aside(heard)
-    measuring.measured(0, reports())
+    def counted() -> list[str]:
+        return [report.definition.name for report in measuring.counted(0, reports())]
+
+    measuring = await listening(FakeExecutor())
+    assert counted() == ["size", "items"]
     running = measuring.run(0, [1], OBJECT, OBJECT)
-    measuring.measured(0, reports())
+    assert counted() == ["size"]
     running.cancel()
-    assert heard.said == [
-        ("ready", 0, 1), ("measured", 0, ["size"]), ("measured", 0, ["size", "items"]), ("measured", 0, ["size"])
-    ]  # fmt: skip
 
 
 def test_each_size_is_measured_until_it_is_sure() -> None:

@@ -11,9 +11,8 @@ from tests.policy.banks import bank, promised
 import weir
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import WaitingTurn, WorkerUser
+from weir.batching.workers import WaitingTurn
 from weir.errors import ModelError, SettingsError
-from weir.messages import Batch
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
@@ -23,7 +22,6 @@ from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import solve_device
 from weir.simulation.engine import SimulatedRequest
 from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner
-from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.process.shared import SharedPool
 from weir.workers.turns import DeviceGroup
 
@@ -278,28 +276,7 @@ def test_the_models_of_an_application_take_turns_by_a_setting() -> None:
         weir.asgi(Grouped, policy="greedy")  # so it found its group
 
 
-class Sharing(ExecutorBase):
-    """An executor whose workers run batches of other models too, in an order of its own."""
-
-    added = 0
-    resizing = asyncio.Lock()
-
-    async def start(self, listener: Listener) -> None: ...
-
-    def run(self, worker: int, batch: Batch) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def join(self, user: WorkerUser) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"executor": Sharing()}, "device_group='gpu0': the executor shares its workers, whose models take turns already; leave out"),
-        ({"workers": "1..3"}, r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number of workers"),
-    ],
-)  # fmt: skip
-def test_a_group_of_a_program_refuses_workers_that_cannot_take_turns(settings: dict[str, Any], error: str) -> None:
+def test_a_group_of_a_program_refuses_workers_that_cannot_take_turns() -> None:
+    error = r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number of workers"
     with pytest.raises(SettingsError, match=error):
-        weir.Service(Same, device=weir.device_group("gpu0", "oldest"), policy="greedy", **settings)
+        weir.Service(Same, device=weir.device_group("gpu0", "oldest"), policy="greedy", workers="1..3")

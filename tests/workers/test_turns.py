@@ -20,13 +20,15 @@ from tests.served import Served, serving
 from weir.batching.workers import ORDERS, REASONS
 from weir.catalog.chains import Chain
 from weir.catalog.registry import Registry
-from weir.errors import ModelCrashed, ModelNotReady, SettingsError
+from weir.errors import ModelCrashed, ModelError, ModelNotReady, SettingsError
+from weir.messages import Batch
 from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import load_policy
 from weir.policy.solve.bank import solve_bank
 from weir.serving.service import Service
-from weir.workers.executor import WAITS, SharesWorkers, StartsBulkWorkers
+from weir.testing import FakeExecutor
+from weir.workers.executor import WAITS, capabilities_of
 from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 from weir.workers.turns import DeviceGroup
@@ -114,10 +116,24 @@ async def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
         Service(Busy, device=group, policy="greedy", bulk_workers=1) as first,
         Service(Busy, name="second", device=group, policy="greedy") as second,
     ):
-        own = first.executor
-        assert isinstance(own, StartsBulkWorkers) and isinstance(own, SharesWorkers)
+        assert capabilities_of(first.executor).start_bulk_workers is not None and first.generation.shares_workers
         work = [first.infer(number, priority=-1) for number in range(20)]
         assert await asyncio.gather(*work, second.infer(5)) == [*range(20), 5]
+
+
+async def test_a_batch_that_cannot_be_handed_over_keeps_no_turn() -> None:
+    class Refusing(FakeExecutor):
+        def run(self, worker: int, batch: Batch) -> None:
+            raise RuntimeError("no")
+
+    settings: dict[str, Any] = {"device": DeviceGroup("gpu0", order="oldest"), "policy": "greedy"}
+    async with (
+        Service(Other, executor=Refusing(), **settings) as first,
+        Service(Other, name="second", executor=FakeExecutor(lambda payloads: payloads), **settings) as second,
+    ):
+        with pytest.raises(ModelError, match="no"):
+            await first.infer(1)
+        assert await asyncio.wait_for(second.infer(2), 20) == 2
 
 
 class Measured(Exclusive):

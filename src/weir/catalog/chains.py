@@ -23,7 +23,7 @@ from weir.messages import Batch, Events, Request, Timing, child_of, label_of
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
-from weir.workers.executor import ExecutorBase, Listener
+from weir.workers.executor import Capabilities, ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.steps import Reader, Writer, model_error
 from weir.workers.settings import ONE_WORKER
@@ -55,9 +55,10 @@ class ChainExecutor(ExecutorBase):
         self._reader = Reader(chain.model(), (KeyboardInterrupt,))
         self._writer = Writer(chain.model(), (KeyboardInterrupt,), chain.label)
 
-    def unmet(self) -> str:
-        """Return why a step does not accept requests; "" if all do: a chain is ready when its steps are."""
-        return self.chain.unmet()
+    @property
+    def capabilities(self) -> Capabilities:
+        """A chain is ready when its steps are; see Capabilities."""
+        return Capabilities(unmet=self.chain.unmet)
 
     async def start(self, listener: Listener) -> None:
         """Check the steps, and report the one worker as ready. Raises SettingsError; see ChainSteps.check."""

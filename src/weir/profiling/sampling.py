@@ -22,7 +22,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import GAUGE, MetricReport
 from weir.profiling import Items, ProfilingSettings
-from weir.workers.executor import Executor, Listener, ReservesWorkers
+from weir.workers.executor import Executor, Reserve
 
 FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own
 
@@ -43,14 +43,14 @@ class _Flight(NamedTuple):
 
 
 class Measuring:
-    """The Listener of `executor` while it is measured. Afterwards it passes all events on to another Listener.
+    """Runs batches on the workers of `executor`, and notes their times. It is told what the executor reports, or is its Listener.
 
         measuring = Measuring(executor)
         await executor.start(measuring)
         profile = await measure(measuring, items, max_batch_size)
-        measuring.step_aside(listener)  # to the listener it looks as if the workers had just started
 
-    `now` returns seconds, and `sleep` waits for so many. The time for which batches of other models had the worker does not count.
+    `now` returns seconds, and `sleep` waits for so many. With `reserve`, a worker computes for no other model meanwhile, and the time for which
+    batches of other models had it does not count.
     """
 
     def __init__(
@@ -58,20 +58,18 @@ class Measuring:
         executor: Executor,
         now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        reserve: Reserve | None = None,
     ) -> None:
         self.executor = executor
         self.sleep = sleep
         self._now = now
+        self._reserve = reserve
         self._waited = 0.0  # for other models
         self._limits: list[asyncio.Timeout] = []
         self.places: dict[int, int] = {}  # by worker that is ready
-        self._lost: dict[int, tuple[int, str]] = {}  # by worker that was lost: its places, and the reason
-        self._unavailable: str | None = None
+        self._lost: dict[int, str] = {}  # why, by worker that was lost
         self._flights: dict[int, _Flight] = {}
         self._ids = counter(FIRST_ID)
-        self._next: Listener | None = None
-        # By worker: what its model's gauges were when it had loaded.
-        self._loaded: dict[int, Sequence[MetricReport]] = {}
 
     def clock(self) -> float:
         """Return the seconds that have passed without those for which other models had the worker."""
@@ -90,14 +88,14 @@ class Measuring:
     @asynccontextmanager
     async def alone(self, worker: int) -> AsyncIterator[None]:
         """Have `worker` compute for no other model meanwhile, where it may."""
-        if not isinstance(self.executor, ReservesWorkers):
+        if self._reserve is None:
             yield
             return
         began, loop = self._now(), asyncio.get_running_loop()
         left = [(each, (each.when() or loop.time()) - loop.time()) for each in self._limits]
         for limit, _ in left:
             limit.reschedule(None)
-        async with self.executor.reserved(worker):
+        async with self._reserve(worker):
             self._waited += self._now() - began
             for limit, seconds in left:
                 limit.reschedule(loop.time() + seconds)
@@ -121,60 +119,32 @@ class Measuring:
             raise
         return done
 
-    def step_aside(self, listener: Listener) -> None:
-        """Pass all events on to `listener` from now on, after announcing the present workers to it."""
-        self._next = listener
-        for worker, (places, reason) in self._lost.items():
-            listener.worker_ready(worker, places)
-            listener.worker_lost(worker, reason)
-        for worker, places in self.places.items():
-            listener.worker_ready(worker, places)
-        for worker, reports in self._loaded.items():
-            listener.measured(worker, reports)
-        if self._unavailable is not None:
-            listener.unavailable(self._unavailable)
-
     # Events of the executor (Listener).
 
     def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """Note a worker and the number of its places."""
-        self._lost.pop(worker, None)
-        self._unavailable = None
         self.places[worker] = places
-        if self._next is not None:
-            self._next.worker_ready(worker, places, bulk=bulk)
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """Fail the batches that the worker was running."""
-        places = self.places.pop(worker, None)
-        if places is not None:
-            self._lost[worker] = places, reason
+        self.places.pop(worker, None)
+        self._lost[worker] = reason
         for batch_id in [batch_id for batch_id, flight in self._flights.items() if flight.worker == worker]:
             done = self._flights.pop(batch_id).done
             if not done.done():
                 done.set_exception(ModelError(f"worker {worker} was lost while it was measured: {reason}"))
-        if self._next is not None:
-            self._next.worker_lost(worker, reason)
 
     def worker_leaves(self, worker: int) -> None:
-        """Pass it on: the batch that is measured there is finished."""
-        if self._next is not None:
-            self._next.worker_leaves(worker)
+        """Do nothing: the batch that is measured there is finished."""
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        """Pass it on; but only gauges from a worker that is measured, whose examples shall not be counted."""
-        if self._next is None or any(flight.worker == worker for flight in self._flights.values()):
-            reports = [report for report in reports if report.definition.kind == GAUGE]
-        if self._next is not None:
-            self._next.measured(worker, reports)
-        else:
-            self._loaded.setdefault(worker, reports)
+        """Do nothing: the model's metrics are not measured."""
+
+    def unavailable(self, reason: str) -> None:
+        """Do nothing: each worker was lost."""
 
     def received(self, worker: int, events: Events) -> None:
         """Note the end of a batch."""
-        if self._next is not None and events.batch_id < FIRST_ID:
-            self._next.received(worker, events)
-            return
         now = self.clock()
         error = _taken(events.outputs)
         flight = self._flights.get(events.batch_id)
@@ -187,14 +157,20 @@ class Measuring:
             if not flight.done.done():
                 flight.done.set_result(Finished(flight.dispatched, now))
 
-    def unavailable(self, reason: str) -> None:
-        """Note that there are no workers left."""
-        self._unavailable = reason
-        if self._next is not None:
-            self._next.unavailable(reason)
+    # What a listener asks whose executor is measured.
+
+    def has(self, batch_id: int) -> bool:
+        """Return whether a batch with this id is, or was, one of these."""
+        return batch_id >= FIRST_ID
+
+    def counted(self, worker: int, reports: Sequence[MetricReport]) -> Sequence[MetricReport]:
+        """Return those of a worker's metrics that count: only gauges while examples are measured there."""
+        if any(flight.worker == worker for flight in self._flights.values()):
+            return [report for report in reports if report.definition.kind == GAUGE]
+        return reports
 
     def _why(self, worker: int) -> str:
-        return self._lost[worker][1] if worker in self._lost else "it has not started"
+        return self._lost.get(worker, "it has not started")
 
 
 def _taken(outputs: list[Any]) -> WeirError | None:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
@@ -25,9 +25,13 @@ from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
 from weir.serving.hooks import HookedBatches, HookUser
-from weir.workers.executor import Block, Executor, for_all_work
+from weir.workers.executor import Block, Executor, Reserve, capabilities_of, for_all_work
 from weir.workers.run.steps import copies
 from weir.workers.timer import TimeLimit, Timer
+from weir.workers.turns import DeviceGroup, DeviceTurns
+
+if TYPE_CHECKING:
+    from weir.tuning.learning import StartMeasurement
 
 # Settled requests may stay in the containers until they are more than this many.
 SWEEP_ABOVE = 64
@@ -134,11 +138,12 @@ class WorkerStarts(NamedTuple):
     """What a driver calls to have workers started when work comes that none can take; None where nothing starts them.
 
     `no_worker` is called when requests arrive and no worker is ready, and `start_bulk` once, when bulk work has come for the first time. With `demand`,
-    requests wait for the start; `forsaken` is called when none does any more.
+    requests wait for the start; `forsaken` is called when none does any more. `measurement` makes what measures the workers when they have started.
     """
 
     no_worker: Callable[[], None] | None = None
     start_bulk: Callable[[], None] | None = None
+    measurement: "Callable[[Executor, Reserve | None], StartMeasurement] | None" = None
     demand: Demand | None = None
     forsaken: Callable[[], None] | None = None
 
@@ -166,9 +171,9 @@ class Driver:
 
     def __init__(
         self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float], *, streaming: bool = False,
-        starts: WorkerStarts, hooks: Callable[[HookUser], HookedBatches] | None = None,
+        starts: WorkerStarts, hooks: Callable[[HookUser], HookedBatches] | None = None, device: DeviceGroup | None = None,
     ) -> None:  # fmt: skip
-        """`hooks` makes what runs the hooks of the service, for this driver."""
+        """`hooks` makes what runs the hooks of the service, for this driver. Raises SettingsError if the model cannot take turns with those of `device`."""
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
@@ -185,7 +190,7 @@ class Driver:
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         # `_start_bulk` is None also once it has been called.
-        self._no_worker, self._start_bulk, self._demand, self._forsaken = starts
+        self._no_worker, self._start_bulk, measurement, self._demand, self._forsaken = starts
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock
@@ -194,6 +199,13 @@ class Driver:
         self._looked_again = False
         self._batcher_draining = False
         self._logged: set[str] = set()
+        self._measuring = measurement is not None  # until then, no worker gets a batch of requests
+        sharing = capabilities_of(executor).sharing
+        self.turns = None if device is None else DeviceTurns(device, self, executor)
+        if sharing is not None:
+            sharing.join(self, None if device is None else device.workers)
+        reserve = sharing.reserved if sharing is not None else None if self.turns is None else self.turns.reserved
+        self._measurement = None if measurement is None else measurement(executor, reserve)
 
     async def start(self) -> None:
         """Start the workers; return when all are ready. Raises what the executor raises; the driver is stopped then."""
@@ -201,7 +213,7 @@ class Driver:
             self._open()
         self.phase = DriverPhase.RUNNING
         try:
-            await self.executor.start(self)
+            await self._start_workers()
         except BaseException as error:
             self.phase = DriverPhase.STOPPED
             stopped = isinstance(error, asyncio.CancelledError)
@@ -215,6 +227,18 @@ class Driver:
         if self.phase is DriverPhase.RUNNING and self.not_ready_reason == LOADING:
             self.not_ready_reason = ""
             self._call_bulk_workers()
+
+    async def _start_workers(self) -> None:
+        turns = self.turns
+        if turns is not None:
+            turns.open()
+        await self.executor.start(self)
+        if turns is not None:
+            turns.started()
+        if self._measurement is not None:
+            await self._measurement.measure_all()
+            self._measuring = False
+            self._poll(Wakeup.WORKER, self._clock())
 
     def _open(self) -> None:
         """Let requests wait for the start."""
@@ -248,8 +272,12 @@ class Driver:
                     await self._end_workers()
 
     async def _end_workers(self) -> None:
+        if self._measurement is not None:
+            self._measurement.cancel()
         if self._hooks is not None:
             await self._hooks.stop()
+        if self.turns is not None:
+            await self.turns.close()
         await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
@@ -479,6 +507,10 @@ class Driver:
             return
         self._worker_changed(worker, "ready", "")
         now = self._clock()
+        if self._measurement is not None:
+            self._measurement.worker_ready(worker, places)
+        if self.turns is not None:
+            self.turns.worker_ready(worker, bulk=bulk)
         if not bulk:
             if self.failed:
                 self.failed = self.not_ready_reason = ""
@@ -493,6 +525,8 @@ class Driver:
         leaving = self._leaving.get(worker)
         if leaving is not None:
             leaving.set()
+        if self._measurement is not None:
+            self._measurement.worker_lost(worker, reason)
         if self._hooks is not None:
             self._hooks.worker_lost(worker)
         self._worker_changed(worker, "lost" if leaving is None else "stopped", reason)
@@ -501,14 +535,22 @@ class Driver:
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
             self._leave_out_rest(lost.dispatch)
         self._poll(Wakeup.WORKER, now)
+        if self.turns is not None:
+            self.turns.worker_lost(worker)
 
     def worker_leaves(self, worker: int) -> None:
         self.batcher.worker_leaves(worker)
 
     def received(self, worker: int, events: Events) -> None:
+        if self._measurement is not None and self._measurement.has(events.batch_id):
+            self._measurement.received(worker, events)
+            return
+        takes_turns = self.turns is not None and events.final and self.turns.ends(worker)
         left = events if self._hooks is None else self._hooks.received(worker, events)
         if left is not None:
             self.deliver(worker, left)
+        if self.turns is not None and takes_turns:
+            self.turns.ended(worker)
 
     def deliver(self, worker: int, events: Events) -> None:
         """Give the callers what has come of a batch; with its end, the worker gets its next one."""
@@ -543,6 +585,8 @@ class Driver:
             self._cancel(*place)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        if self._measurement is not None:
+            reports = self._measurement.counted(worker, reports)
         self._delivery.tell("metrics_reported", worker, reports)
 
     def unavailable(self, reason: str) -> None:
@@ -615,6 +659,10 @@ class Driver:
     def _poll(self, wakeup: Wakeup, now: float) -> None:
         if not (self.batcher.has_waiting or self._has_outside or self.draining):
             return  # there is nothing to decide, and the timer is armed for what runs
+        if self._measuring:
+            self._arm()
+            self._note_if_emptied()
+            return
         self._run_all(self.batcher.poll(now, wakeup), now)
         while self._has_outside and self._admit(now):
             self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
@@ -651,7 +699,7 @@ class Driver:
             batch.others = others
             try:
                 if self._hooks is None:
-                    self.executor.run(dispatch.worker, batch)
+                    self.hand(dispatch.worker, batch)
                 else:
                     self._hooks.run(dispatch.worker, batch)
             except Exception as error:
@@ -667,8 +715,10 @@ class Driver:
             self._woken_at = None
 
     def hand(self, worker: int, batch: Batch) -> None:
-        """Give `worker` a batch that a hook has prepared."""
+        """Give `worker` a batch."""
         self.executor.run(worker, batch)
+        if self.turns is not None:
+            self.turns.began(worker)
 
     def handed(self, batch_id: int) -> None:
         """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""

@@ -25,21 +25,21 @@ from weir.serving.hooks import HookedBatches, ServiceHooks
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow, WindowSummary
 from weir.workers.executor import (
     Executor,
-    ForksWorkers,
     MakeExecutor,
-    NeedsOthers,
+    Reserve,
     SharesWorkers,
-    StartsBulkWorkers,
+    capabilities_of,
     make_executor,
     shortage,
 )
 from weir.workers.run.steps import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
-from weir.workers.turns import DeviceGroup, GroupMember
+from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
+    from weir.tuning.learning import StartMeasurement
     from weir.tuning.policy_tuner import PolicyTuner
     from weir.tuning.workers import WorkerTuner
     from weir.workers.process.launch import Templates
@@ -132,7 +132,6 @@ class Generation:
         self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
         self.label = label = self.facts.label
         self._shared: SharesWorkers | None = None
-        self._turns: GroupMember | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
@@ -162,7 +161,7 @@ class Generation:
         self.plain = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
         self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
-        self._unmet = executor.unmet if isinstance(executor, NeedsOthers) else str
+        self._unmet = capabilities_of(executor).unmet or str
         self._hooks = hooks
         self._device = device
         self.on_demand = on_demand
@@ -197,12 +196,12 @@ class Generation:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
         own = self._own_executor()
-        if self.on_demand is not None and isinstance(own, ForksWorkers):
-            own.fork_from(self.on_demand.templates)
-        if self._device is not None and not isinstance(own, NeedsOthers):  # the others take the turns
-            own = self._turns = self._device.member(own)
-        self._shared = own if isinstance(own, SharesWorkers) else None
-        if self._shared is not None and self._workers.worker_kinds:
+        capabilities = capabilities_of(own)
+        if self.on_demand is not None and capabilities.fork_from is not None:
+            capabilities.fork_from(self.on_demand.templates)
+        device = self._device if capabilities.unmet is None else None  # the others take the turns
+        self._shared = capabilities.sharing
+        if (self._shared or device) is not None and self._workers.worker_kinds:
             raise SettingsError(
                 f"worker_kinds={self._workers.worker_kinds}: models that share workers have workers of one kind; leave it out"
             )
@@ -211,20 +210,19 @@ class Generation:
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
         writer = AnswerWriter(self.model, (KeyboardInterrupt,), self.label) if any(hooks) else None
         hooked = None if writer is None else partial(HookedBatches, hooks, writer)
-        start_bulk = (
-            own.start_bulk_workers if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers else None
-        )
+        start_bulk = capabilities.start_bulk_workers if self._workers.bulk_workers else None
         driver = Driver(
             batcher,
-            self._measured(own),
+            own,
             Delivery(self.label, observers),
             self._clock,
             streaming=self.streaming,
-            starts=WorkerStarts(None if scaler is None else scaler.decide, start_bulk, *self._demand),
+            starts=WorkerStarts(
+                None if scaler is None else scaler.decide, start_bulk, self._measurement(), *self._demand
+            ),
             hooks=hooked,
+            device=device,
         )
-        if self._shared is not None:
-            self._shared.join(driver)
         self.withdraw = driver.cancel  # one object for all calls in this process
         return driver
 
@@ -236,13 +234,13 @@ class Generation:
         largest = self.batching.max_batch_size
         return (own or make_executor)(self.model, self.params, self._workers, name=self.label, max_batch_size=largest)
 
-    def _measured(self, executor: Executor) -> Executor:
-        """Return `executor`, or one that is measured while it starts."""
+    def _measurement(self) -> "Callable[[Executor, Reserve | None], StartMeasurement] | None":
+        """Return what makes the measurement of the workers while they start; None if there is no need of one."""
         if self.tuner is None:
-            return executor
-        from weir.tuning.policy_tuner import with_profile
+            return None
+        from weir.tuning.policy_tuner import start_measurement
 
-        return with_profile(executor, self.tuner, self.model, self._workers, self.batching.max_batch_size)
+        return start_measurement(self.tuner, self.model, self._workers, self.batching.max_batch_size)
 
     @property
     def service_time(self) -> ServiceTime:
@@ -396,7 +394,7 @@ class Generation:
     @property
     def shares_workers(self) -> bool:
         """Whether other models may use its workers."""
-        return self._shared is not None
+        return self._shared is not None or self.driver.turns is not None
 
     @property
     def worker_count(self) -> int:
@@ -450,7 +448,7 @@ class Generation:
             "kinds": by_kind(self._workers.kind_names, batcher.kinds),
             "residency": self.residency,
             "scaling": None if self.scaler is None else self.scaler.brief(),
-            "device": None if self._turns is None else self._turns.brief(),
+            "device": None if driver.turns is None else driver.turns.brief(),
             "gauges": driver.executor.gauges(),
         }
 
@@ -475,8 +473,8 @@ class Generation:
         """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
         names = self._workers.kind_names
         explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner, names)
-        if self._turns is not None:
-            explained["device"] = (explained["device"] or {}) | self._turns.explain()
+        if (turns := self.driver.turns) is not None:
+            explained["device"] = (explained["device"] or {}) | turns.explain()
         return explained | {"scaling": None if self.scaler is None else self.scaler.explain()}
 
 

@@ -7,9 +7,9 @@ as warnings; a start only fails where it would have failed without a measurement
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from weir.profiling import ProfilingSettings, items_of
 from weir.profiling.machine import Meters
 from weir.profiling.measure import measure
 from weir.profiling.sampling import Measuring
-from weir.workers.executor import Executor, Listener
+from weir.workers.executor import Executor, Reserve
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -132,73 +132,55 @@ NO_TIME_FOR_METERS = Meters(
 )
 
 
-class ProfiledExecutor:
-    """An executor that is measured while it starts, before its listener is notified of the workers. Then it works as
-    `inner`.
-    """
+class StartMeasurement(Measuring):
+    """Measures the first worker of each kind of `executor`, when they have started and before they get batches of requests."""
 
     def __init__(
         self,
-        inner: Executor,
         tuner: "PolicyTuner",
         policy: AutoPolicy,
         model: type[Model],
         settings: WorkerSettings,
         max_batch_size: int,
+        executor: Executor,
+        reserve: Reserve | None,
     ) -> None:
-        self._inner = inner
+        """`reserve` keeps a worker for this model alone, if it has other models; see Measuring."""
+        super().__init__(executor, reserve=reserve)
         self._tuner = tuner
         self._policy = policy
         self._model = model
         self._settings = settings
         self._max_batch_size = max_batch_size
-        self._preparing: asyncio.Task[None] | None = None
-        # These go to the inner executor directly, without a further call.
-        self.run = inner.run
-        self.cancel = inner.cancel
-        self.reserve = inner.reserve
-        self.states = inner.states
-        self.gauges = inner.gauges
-        self.add_worker = inner.add_worker
-        self.remove_worker = inner.remove_worker
+        self._task: asyncio.Task[None] | None = None
 
-    async def start(self, listener: Listener) -> None:
-        """Start the workers and measure the first of each kind. Return when that is done."""
-        if self._tuner.profile is not None:  # from an earlier start
-            await self._inner.start(listener)
-            return
-        measuring = Measuring(self._inner)
-        await self._inner.start(measuring)
-        await self._prepared(self._measure_each(measuring))
-        measuring.step_aside(listener)
-
-    async def stop(self) -> None:
-        """End the measurement, if it is still running, and the workers."""
-        if self._preparing is not None and not self._preparing.done():
-            self._preparing.cancel()
-        await self._inner.stop()
-
-    async def _prepared(self, preparing: Coroutine[Any, Any, None]) -> None:
-        self._preparing = asyncio.ensure_future(preparing)
+    async def measure_all(self) -> None:
+        """Measure the workers. Raises ModelNotReady if `cancel` is called meanwhile."""
+        self._task = asyncio.ensure_future(self._measure_each())
         try:
-            await self._preparing
+            await self._task
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             raise ModelNotReady("stopped before it was ready") from None
 
-    async def _measure_each(self, measuring: Measuring) -> None:
+    def cancel(self) -> None:
+        """End the measurement, if it is still running: the workers end."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _measure_each(self) -> None:
         numbers = self._settings.kind_numbers or (0,)
         for kind, name in enumerate(self._settings.kind_names or ("",)):
-            await self._measure(measuring, kind, numbers.index(kind), f" on worker kind {name!r}" * bool(name))
+            await self._measure(kind, numbers.index(kind), f" on worker kind {name!r}" * bool(name))
 
-    async def _measure(self, measuring: Measuring, kind: int, worker: int, where: str) -> None:
+    async def _measure(self, kind: int, worker: int, where: str) -> None:
         policy, name = self._policy, self._model.__name__ + where
         logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
         try:
-            async with measuring.within(LONGEST_MEASURING * policy.seconds):
-                profile = await self._profile(measuring, worker)
+            async with self.within(LONGEST_MEASURING * policy.seconds):
+                profile = await self._profile(worker)
         except Exception as error:
             late = f"its batch sizes take longer than {LONGEST_MEASURING:g} times {policy.seconds:g} s"
             trace = None if isinstance(error, WeirError | TimeoutError) else error
@@ -208,9 +190,9 @@ class ProfiledExecutor:
             return
         self._tuner.measured(profile, kind)
 
-    async def _profile(self, measuring: Measuring, worker: int) -> Profile:
+    async def _profile(self, worker: int) -> Profile:
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
         items = items_of(self._model)
-        return await measure(measuring, items, largest, settings, worker=worker, meters=NO_TIME_FOR_METERS)
+        return await measure(self, items, largest, settings, worker=worker, meters=NO_TIME_FOR_METERS)

@@ -26,8 +26,8 @@ from weir.policy.solve.bank import Bank
 from weir.policy.solve.uneven import UnevenBank, WorkerKind
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
-from weir.tuning.learning import ProfiledExecutor, ProfileMaker
-from weir.workers.executor import Executor
+from weir.tuning.learning import ProfileMaker, StartMeasurement
+from weir.workers.executor import Executor, Reserve
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import in_background
 
@@ -476,10 +476,10 @@ def make_tuner(
     return tuner
 
 
-def with_profile(
-    executor: Executor, tuner: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
-) -> Executor:
-    """Return an executor that is measured while it starts, if the policy measures the model itself; else `executor`."""
-    if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None:
-        return executor
-    return ProfiledExecutor(executor, tuner, tuner.policy, model, settings, max_batch_size)
+def start_measurement(
+    tuner: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
+) -> Callable[[Executor, Reserve | None], StartMeasurement] | None:
+    """Return what makes the measurement of an executor that starts, if the policy measures the model itself and has not yet; else None."""
+    if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None or tuner.profile is not None:
+        return None
+    return partial(StartMeasurement, tuner, tuner.policy, model, settings, max_batch_size)

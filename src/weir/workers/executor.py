@@ -7,8 +7,9 @@ methods and all calls of the listener happen on the event loop's thread.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.batching.workers import Reservation, SharedWorkers, U, WorkerUser
 from weir.errors import Conflict
@@ -163,9 +164,12 @@ def make_executor(
     return make(model, params, settings, name=name, max_batch_size=max_batch_size)
 
 
-@runtime_checkable
 class SharesWorkers(Protocol):
-    """An Executor whose workers run batches of other models too."""
+    """The part of one model in workers that run batches of other models too."""
+
+    @property
+    def pool(self) -> object:
+        """What has the workers."""
 
     @property
     def added(self) -> int:
@@ -175,13 +179,12 @@ class SharesWorkers(Protocol):
     def resizing(self) -> asyncio.Lock:
         """Held while a worker is added or removed for any of the models."""
 
-    def join(self, user: WorkerUser) -> None:
-        """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start."""
+    def join(self, user: WorkerUser, order: SharedWorkers[Any] | None) -> None:
+        """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start.
 
-
-@runtime_checkable
-class ReservesWorkers(Protocol):
-    """An Executor whose workers compute for one model at a time, and which can have one for this model alone."""
+        The workers are given away by `order`, to which nothing else belongs, or by an order of their own. Raises SettingsError if it is not that
+        of the models before.
+        """
 
     def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
         """Return what waits until no other model uses `worker`, and keeps it so until its end."""
@@ -191,12 +194,33 @@ Turns = Callable[[int, Callable[[], None]], Callable[[], None]]
 """Calls the second argument when no other model computes where this worker does, now or later; so it stays until what this returns is called."""
 
 
-@runtime_checkable
-class WarmsUpInTurns(Protocol):
-    """An Executor whose workers can warm up while no other model computes."""
+Reserve = Callable[[int], AbstractAsyncContextManager[None]]
+"""Returns what waits until no other model computes where this worker does, and keeps it so until its end."""
 
-    def warm_up_in(self, turns: Turns) -> None:
-        """Have each batch of the warm-up of a worker wait for one of these turns. Called before the start."""
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an executor can do beyond its protocol; None for what it cannot.
+
+    Attributes:
+        sharing: is what its workers have to do with other models.
+        warm_up_in: has each batch of the warm-up of a worker wait for a turn. Called before the start.
+        start_bulk_workers: begins to start workers for bulk work only, unless that was begun before. The listener is notified of each that is ready.
+        fork_from: forks the workers from templates where that is possible, which the caller closes after the stop. Called before the start.
+        unmet: returns why a model by which it runs its batches does not accept requests; "" if all do.
+    """
+
+    sharing: SharesWorkers | None = None
+    warm_up_in: Callable[[Turns], None] | None = None
+    start_bulk_workers: Callable[[], None] | None = None
+    fork_from: Callable[["Templates"], None] | None = None
+    unmet: Callable[[], str] | None = None
+
+
+def capabilities_of(executor: object) -> Capabilities:
+    """Return the attribute `capabilities` of an executor; none for one that does not have it."""
+    stated: Capabilities = getattr(executor, "capabilities", Capabilities())
+    return stated
 
 
 WAITS = "it waits for its turn on the device"
@@ -233,7 +257,7 @@ class HeldTurn:
 async def reserved(
     workers: SharedWorkers[U], user: U, worker: int, clock: Callable[[], float] = monotonic
 ) -> AsyncIterator[None]:
-    """Reserve one of `workers` for `user`; see ReservesWorkers."""
+    """Reserve one of `workers` for `user`; see SharesWorkers."""
     granted = asyncio.Event()
     reservation = Reservation(user, worker, granted.set)
     workers.reserve(reservation, clock())
@@ -242,30 +266,6 @@ async def reserved(
         yield
     finally:
         workers.release(reservation, clock())
-
-
-@runtime_checkable
-class StartsBulkWorkers(Protocol):
-    """An Executor that can have workers for bulk work only, which it starts when they are needed for the first time."""
-
-    def start_bulk_workers(self) -> None:
-        """Begin to start them, unless that was begun before. The listener is notified of each that is ready."""
-
-
-@runtime_checkable
-class ForksWorkers(Protocol):
-    """An Executor whose workers may be forked from a process that is there already."""
-
-    def fork_from(self, templates: "Templates") -> None:
-        """Fork the workers from `templates` where that is possible, which the caller closes after the stop. Called before the start."""
-
-
-@runtime_checkable
-class NeedsOthers(Protocol):
-    """An Executor that runs its batches by other models."""
-
-    def unmet(self) -> str:
-        """Return why one of them does not accept requests; "" if all do."""
 
 
 def free_index(taken: Collection[int]) -> int:

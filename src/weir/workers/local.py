@@ -19,7 +19,7 @@ from weir.messages import Batch, Events, Timing
 from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.cpus import unpinned
-from weir.workers.executor import WAITS, ExecutorBase, HeldTurn, Listener, Turns, free_index
+from weir.workers.executor import WAITS, Capabilities, ExecutorBase, HeldTurn, Listener, Turns, free_index
 from weir.workers.run.runner import RunnableModel, Runner, load_shared
 from weir.workers.run.steps import copies, load_error, model_error
 from weir.workers.settings import WorkerSettings, for_worker
@@ -106,8 +106,13 @@ class InlineExecutor(ExecutorBase):
         self._turn = HeldTurn(None, 0)
         self._granted = asyncio.Event()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+        return Capabilities(warm_up_in=self.warm_up_in)
+
     def warm_up_in(self, turns: Turns) -> None:
-        """See WarmsUpInTurns."""
+        """See Capabilities."""
         self._turn = HeldTurn(turns, 0)
 
     async def start(self, listener: Listener) -> None:
@@ -457,8 +462,13 @@ class ThreadExecutor(ExecutorBase):
         self._workers: dict[int, WorkerThread] = {}  # by index
         self._listener: Listener
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+        return Capabilities(warm_up_in=self.warm_up_in)
+
     def warm_up_in(self, turns: Turns) -> None:
-        """See WarmsUpInTurns."""
+        """See Capabilities."""
         self._turns = turns
 
     async def start(self, listener: Listener) -> None:

@@ -13,19 +13,16 @@ too (process/shared.py), which takes less memory; their group says in which orde
 what is left.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from math import isfinite
 from time import monotonic
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from weir.batching.batcher import Batcher
 from weir.batching.workers import SOLVED, ComparedTurns, Reservation, SharedWorkers, WorkerUser
 from weir.errors import SettingsError
-from weir.messages import Batch, Events
-from weir.metrics import MetricReport
-from weir.workers.executor import Executor, Listener, SharesWorkers, StartsBulkWorkers, WarmsUpInTurns, reserved
+from weir.workers.executor import Executor, SharesWorkers, capabilities_of, reserved
 
 
 class Member(WorkerUser, Protocol):
@@ -56,18 +53,6 @@ class Follower(Protocol):
         """A model has ended."""
 
 
-@runtime_checkable
-class SharesInOrder(SharesWorkers, Protocol):
-    """An Executor that shares its workers in an order which it may be given."""
-
-    @property
-    def pool(self) -> object:
-        """What has the workers."""
-
-    def order_by(self, workers: SharedWorkers[Any]) -> None:
-        """Give the workers away by `workers`, to which nothing else belongs. Called before `join`."""
-
-
 class DeviceGroup:
     """The models that take turns on one device.
 
@@ -82,31 +67,21 @@ class DeviceGroup:
         self.order = order
         self.follower = follower
         self.workers: SharedWorkers[Member] = SharedWorkers(order)
-        self.resizing = asyncio.Lock()
         self._owners: set[Any] = set()  # the pool of the models; None if each has workers of its own
 
     def settings(self) -> dict[str, str]:
         """Return the settings of a model of this group."""
         return {"device_group": self.name, "device_order": self.order}
 
-    def member(self, own: Executor) -> "GroupMember":
-        """Return the executor of a model of the group, around its own. Raises SettingsError if the workers cannot take turns."""
-        shares = own if isinstance(own, SharesInOrder) else None
-        if shares is None and isinstance(own, SharesWorkers):
-            raise SettingsError(
-                f"device_group={self.name!r}: the executor shares its workers, whose models take turns already; leave out "
-                "the group, or the executor"
-            )
-        if self._owners - {owner := None if shares is None else shares.pool}:
+    def admit(self, sharing: SharesWorkers | None) -> None:
+        """Admit a model with this part in shared workers, or with workers of its own. Raises SettingsError unless it is like the models before."""
+        owner = None if sharing is None else sharing.pool
+        if self._owners - {owner}:
             raise SettingsError(
                 f"device_group={self.name!r}: some of its models share workers, and others do not share these; give all "
                 "the same pool, or none"
             )
         self._owners.add(owner)
-        if shares is not None:
-            shares.order_by(self.workers)
-            return GroupMember(self, own)
-        return TurnsWithBulk(self, own) if isinstance(own, StartsBulkWorkers) else TakesTurns(self, own)
 
     def explain(self, user: Member, now: float) -> dict[str, Any]:
         """Return what time of the device `user` has had, why it was next, and how the models compare at present, as a JSON-able dict.
@@ -150,42 +125,25 @@ def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
     return shown
 
 
-class GroupMember:
-    """The Executor of one model of a DeviceGroup, around one of its own, whose workers it shares with all models of the group."""
+class DeviceTurns:
+    """The turns of one model of a DeviceGroup, whose batches `user` gives to the workers of `executor`.
 
-    own: Any
+    Workers that the models of the group share take the turns by themselves; `user` reports what becomes of its own workers.
+    """
 
-    def __init__(self, group: DeviceGroup, own: Executor) -> None:
-        self.own = own
+    def __init__(self, group: DeviceGroup, user: Member, executor: Executor) -> None:
+        """Raises SettingsError if the model cannot be in the group."""
         self._group = group
-        self._user: Member
-        self._running = False
-        # These go to the own executor directly, without a further call.
-        self.cancel = own.cancel
-        self.reserve = own.reserve
-        self.states = own.states
-        self.gauges = own.gauges
-
-    @property
-    def added(self) -> int:
-        """See SharesWorkers."""
-        added: int = self.own.added
-        return added
-
-    @property
-    def resizing(self) -> asyncio.Lock:
-        """See SharesWorkers."""
-        return self._group.resizing
-
-    def join(self, user: Member) -> None:
-        """See SharesWorkers."""
         self._user = user
-        self.own.join(user)
-        self._joined()
-
-    def _joined(self) -> None:
-        if self._group.follower is not None:
-            self._group.follower.joined(self._user)
+        self._running = False
+        self._workers: set[int] = set()  # the model's own that are ready, without those for bulk work
+        capabilities = capabilities_of(executor)
+        group.admit(capabilities.sharing)
+        self._has_own = capabilities.sharing is None
+        if self._has_own and capabilities.warm_up_in is not None:
+            capabilities.warm_up_in(self._take_turn)
+        if group.follower is not None:
+            group.follower.joined(user)
 
     def explain(self) -> dict[str, Any]:
         """See DeviceGroup.explain."""
@@ -195,146 +153,65 @@ class GroupMember:
         """See DeviceGroup.brief."""
         return self._group.brief(self._user, monotonic())
 
-    async def start(self, listener: Listener) -> None:
-        """Start the workers; from then on the model takes turns with the others of the group."""
+    def open(self) -> None:
+        """Take turns from now on. The workers are about to start."""
         self._running = True
-        await self.own.start(listener)
+        if self._has_own:
+            self._group.workers.add(self._user)
+
+    def started(self) -> None:
+        """Note that the workers have started."""
         if self._group.follower is not None and self._running:
             self._group.follower.started(self._user)
 
-    def run(self, worker: int, batch: Batch) -> None:
-        """See Executor."""
-        self.own.run(worker, batch)
-
-    def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
-        """See ReservesWorkers."""
-        made: AbstractAsyncContextManager[None] = self.own.reserved(worker)
-        return made
-
-    async def stop(self) -> None:
-        """Take no more turns, and end the workers."""
+    async def close(self) -> None:
+        """Take no more turns: the workers are about to end. Idempotent."""
         if self._running:
             self._running = False
-            self._leave()
+            if self._has_own:
+                self._group.workers.remove(self._user, monotonic())
             if self._group.follower is not None:
                 await self._group.follower.left(self._user)
-        await self.own.stop()
-
-    def _leave(self) -> None:
-        """Do nothing: the own executor takes no more turns once it has stopped."""
-
-    async def add_worker(self) -> None:
-        """Start one more worker of all models."""
-        await self.own.add_worker()
-
-    async def remove_worker(self, worker: int | None = None) -> None:
-        """End a worker of all models."""
-        await self.own.remove_worker(worker)
-
-
-class TakesTurns(GroupMember):
-    """One whose own executor has workers for this model alone."""
-
-    def __init__(self, group: DeviceGroup, own: Executor) -> None:
-        super().__init__(group, own)
-        self._added = 0
-        self._workers = group.workers
-        self._listener: Listener
-        self._bulk: set[int] = set()
-
-    @property
-    def added(self) -> int:
-        """See SharesWorkers."""
-        return self._added
-
-    def join(self, user: Member) -> None:
-        """See SharesWorkers."""
-        self._user = user
-        self._joined()
-
-    # The Executor.
-
-    async def start(self, listener: Listener) -> None:
-        """Start the model's own workers; from then on it takes turns with the others of the group."""
-        self._listener = listener
-        self._workers.add(self._user)
-        if isinstance(self.own, WarmsUpInTurns):
-            self.own.warm_up_in(self._take_turn)
-        await super().start(self)
-
-    def run(self, worker: int, batch: Batch) -> None:
-        """Send `batch` to `worker`, whose place no other model uses until it is back."""
-        if worker not in self._bulk:
-            self._workers.began(self._user, worker, monotonic())
-        self.own.run(worker, batch)
 
     def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
-        """See ReservesWorkers."""
-        return reserved(self._workers, self._user, worker)
+        """Return what waits until no other model computes where this worker does, and keeps it so until its end."""
+        return reserved(self._group.workers, self._user, worker)
 
     def _take_turn(self, worker: int, granted: Callable[[], None]) -> Callable[[], None]:
         """See Turns. A model that stops waits for nothing."""
         reservation = Reservation(self._user, worker, granted)
         if self._running:
-            self._workers.reserve(reservation, monotonic())
+            self._group.workers.reserve(reservation, monotonic())
         else:
             granted()
-        return lambda: self._workers.release(reservation, monotonic())
+        return lambda: self._group.workers.release(reservation, monotonic())
 
-    def _leave(self) -> None:
-        self._workers.remove(self._user, monotonic())
+    def worker_ready(self, worker: int, *, bulk: bool) -> None:
+        """Note that `worker` takes batches. It is away while another model uses its place."""
+        if self._has_own and not bulk:
+            self._workers.add(worker)
+            if self._group.workers.is_others(self._user, worker):
+                self._user.worker_away(worker)
 
-    async def add_worker(self) -> None:
-        """Start one more worker of this model. It computes beside the others, unless other models have as many."""
-        await super().add_worker()
-        self._added += 1
+    def worker_lost(self, worker: int) -> None:
+        """Note that `worker` has ended. Its place is free for the other models."""
+        if worker in self._workers:
+            self._workers.discard(worker)
+            if self._running:
+                self._group.workers.gave_up(self._user, worker, monotonic())
 
-    async def remove_worker(self, worker: int | None = None) -> None:
-        """End a worker of this model; the others keep theirs."""
-        await super().remove_worker(worker)
-        self._added -= 1
+    def began(self, worker: int) -> None:
+        """Note that `worker` has got a batch. No other model uses its place until it is back."""
+        if worker in self._workers:
+            self._group.workers.began(self._user, worker, monotonic())
 
-    # The Listener of the own executor.
-
-    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
-        """Pass it on. The worker is away while another model uses its place."""
-        if bulk:
-            self._bulk.add(worker)
-        elif self._workers.is_others(self._user, worker):
-            self._user.worker_away(worker)
-        self._listener.worker_ready(worker, places, bulk=bulk)
-
-    def worker_lost(self, worker: int, reason: str) -> None:
-        """Pass it on. Its place is free for the other models."""
-        self._listener.worker_lost(worker, reason)
-        if self._running:
-            self._workers.gave_up(self._user, worker, monotonic())
-
-    def worker_leaves(self, worker: int) -> None:
-        """Pass it on."""
-        self._listener.worker_leaves(worker)
-
-    def received(self, worker: int, events: Events) -> None:
-        """Pass it on. With the end of a batch its place is offered to all models."""
-        takes_turns = events.final and worker not in self._bulk and self._running
+    def ends(self, worker: int) -> bool:
+        """Note that a batch is about to come back. Return whether `ended` is to be called then."""
+        takes_turns = self._running and worker in self._workers
         if takes_turns:
-            self._workers.ends(self._user, worker, monotonic())
-        self._listener.received(worker, events)
-        if takes_turns:
-            self._workers.ended(worker, monotonic())
+            self._group.workers.ends(self._user, worker, monotonic())
+        return takes_turns
 
-    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        """Pass it on."""
-        self._listener.measured(worker, reports)
-
-    def unavailable(self, reason: str) -> None:
-        """Pass it on."""
-        self._listener.unavailable(reason)
-
-
-class TurnsWithBulk(TakesTurns):
-    """One whose own executor can have workers for bulk work only."""
-
-    def start_bulk_workers(self) -> None:
-        """See StartsBulkWorkers."""
-        self.own.start_bulk_workers()
+    def ended(self, worker: int) -> None:
+        """Note that the batch has come back. The place is offered to all models."""
+        self._group.workers.ended(worker, monotonic())

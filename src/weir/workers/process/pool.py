@@ -13,7 +13,7 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.cpus import unpinned
-from weir.workers.executor import Listener, Turns, for_all_work, free_index
+from weir.workers.executor import Capabilities, Listener, Turns, for_all_work, free_index
 from weir.workers.process.launch import Launch, Template, Templates
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
@@ -59,12 +59,19 @@ class ProcessPool:
         self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
         self._bulk_starts: asyncio.Future[Any] | None = None
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+        return Capabilities(
+            warm_up_in=self.warm_up_in, start_bulk_workers=self.start_bulk_workers, fork_from=self.fork_from
+        )
+
     def fork_from(self, templates: Templates) -> None:
-        """See ForksWorkers."""
+        """See Capabilities."""
         self._templates = templates
 
     def warm_up_in(self, turns: Turns) -> None:
-        """See WarmsUpInTurns."""
+        """See Capabilities."""
         self._turns = turns
 
     async def start(self, listener: Listener) -> None:

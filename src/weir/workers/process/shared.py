@@ -33,7 +33,7 @@ from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.arena import SharedBlock
-from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState, reserved
+from weir.workers.executor import Capabilities, Executor, ExecutorBase, Listener, WorkerState, reserved
 from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
@@ -65,20 +65,20 @@ class PoolMember(ExecutorBase):
         self.listener: Listener
         self.left = False
         self.pool = pool
-        self.order: SharedWorkers[WorkerUser] | None = None
         self.user: WorkerUser
 
-    def order_by(self, workers: SharedWorkers[Any]) -> None:
-        """See SharesInOrder."""
-        self.order = workers
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+        return Capabilities(sharing=self)
 
-    def join(self, user: WorkerUser) -> None:
+    def join(self, user: WorkerUser, order: SharedWorkers[Any] | None) -> None:
         """See SharesWorkers. Raises SettingsError if the models before are in another device group, or in none."""
         self.user = user
-        self.pool.settle(self.order)
+        self.pool.settle(order)
 
     def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
-        """See ReservesWorkers."""
+        """See SharesWorkers."""
         return self.pool.reserved(self, worker)
 
     @property
