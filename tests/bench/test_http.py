@@ -63,8 +63,8 @@ def test_every_request_is_sent_and_answered() -> None:
     outcome, server = measure(good)
     assert outcome.requests == outcome.answered == 99 and server.asked == 100
     assert not outcome.errors and not outcome.timeouts and not outcome.unfinished and outcome.held == 0
-    assert server.bodies[5] == b"3" and b"Host: 127.0.0.1:" in server.heads[5]
-    assert b"Content-Type: application/json" in server.heads[5]
+    assert server.bodies[5] == b"3" and b"\r\nhost: 127.0.0.1:" in server.heads[5]
+    assert b"\r\ncontent-type: application/json" in server.heads[5]
     assert outcome.batches is None  # it is no Weir
 
 

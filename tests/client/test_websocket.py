@@ -1,9 +1,10 @@
 """Who gets which answer of a WebSocket, and how many are kept."""
 
+import ssl
 from queue import SimpleQueue
 
 from weir.client import ConnectionLost
-from weir.client.websocket import MAX_KEPT, AnswerRouter, Received
+from weir.client.websocket import MAX_KEPT, AnswerRouter, Received, connect_options
 from weir.errors import Overloaded
 from weir.wire.websocket import ErrorMessage
 
@@ -45,3 +46,11 @@ def test_the_end_reaches_those_who_wait_and_those_who_come_late() -> None:
         (end,) = answered(box)
         assert isinstance(end, ConnectionLost)
         assert "cannot be read" in end.message
+
+
+def test_certificates_are_verified_unless_tls_is_false() -> None:
+    own = ssl.create_default_context()
+    assert "ssl" not in connect_options("https://a", True, {})  # websockets verifies by itself
+    assert connect_options("https://a", False, {})["ssl"].verify_mode is ssl.CERT_NONE
+    assert connect_options("https://a", own, {})["ssl"] is own
+    assert "ssl" not in connect_options("http://a", False, {})

@@ -4,13 +4,12 @@
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-run.py         one round of requests, an open or a closed loop; all rounds of all targets, and the results
-target.py      the contract of a target, what is sent to it, the ledger of a round, the batches that a server counts; and a model in this process
-connection.py  addresses, and one connection of HTTP
-http.py        any path that accepts POST, and the Open Inference Protocol over HTTP and WebSocket
-grpc.py        the same protocol over gRPC
-report.py      the progress bar, tables, Markdown, JSON and the figure
-vectors.py     the tables for a server of text vectors
+run.py      one round of requests, an open or a closed loop; all rounds of all targets, and the results
+target.py   the contract of a target, what is sent to it, the ledger of a round, the batches that a server counts; and a model in this process
+http.py     any path that accepts POST, and the Open Inference Protocol over HTTP
+clients.py  the same protocol over gRPC and WebSocket
+report.py   the progress line, tables, Markdown, JSON and the figure
+vectors.py  the tables for a server of text vectors
 """
 
 import asyncio
@@ -20,11 +19,12 @@ from typing import Any
 
 import uvloop
 
-from weir.bench.http import HttpOptions, HttpTarget, KserveTarget, WebSocketTarget
+from weir.bench.clients import ClientTarget
+from weir.bench.http import HttpTarget, KserveTarget
 from weir.bench.report import Display
 from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
-from weir.bench.target import InProcessTarget, Target, endpoint_of
-from weir.errors import SettingsError, add_extra
+from weir.bench.target import HttpOptions, InProcessTarget, Target, endpoint_of
+from weir.errors import SettingsError
 from weir.model import Model
 from weir.serving.service import Service
 from weir.simulation.statistics import Estimate
@@ -100,10 +100,4 @@ def make_target(url: str, data: str | Sequence[Any] | None = None, options: Http
         return HttpTarget(url, data, options)
     if endpoint.kind == "kserve":
         return KserveTarget(url, endpoint, data, options)
-    if endpoint.kind == "ws":
-        return WebSocketTarget(url, endpoint, data, options)
-    try:
-        from weir.bench.grpc import GrpcTarget
-    except ImportError as error:
-        raise SettingsError(f"target {url!r}: needs {error.name}; {add_extra('grpc')}") from error
-    return GrpcTarget(url, endpoint, data, options)
+    return ClientTarget(url, endpoint, data, options)

@@ -1,196 +1,314 @@
-"""Targets of load over HTTP: any path that accepts POST, and models behind the Open Inference Protocol; and such models behind WebSocket.
+"""Targets of load over HTTP: any path that accepts POST, and models behind the Open Inference Protocol.
 
-Each connection of WebSocket carries many requests, whose answers are matched by id.
+The connections are made here: with httpx, a request takes tens of times as much of this process's time, which would be measured too.
 """
 
 import asyncio
+import os
 import resource
 import socket
+import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle
-from typing import Any, Protocol
-from urllib.parse import quote
+from errno import errorcode
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from weir.bench.connection import (
-    CLOSED,
-    NO_REQUEST,
-    Address,
-    Dialler,
-    HttpAnswer,
-    LoadConnection,
-    Tasks,
-    error_of,
-    outcome_of,
-    parse_address,
-    reason_of,
-    tls_context,
-)
 from weir.bench.target import (
-    OK,
-    TIMEOUT,
-    UNSENT,
+    CallTarget,
     Counts,
-    LedgerTarget,
+    HttpOptions,
+    ServerPages,
     TargetEndpoint,
-    declared_inputs,
+    Tasks,
+    example_of,
     given_requests,
-    made_request,
-    read_counts,
     read_payloads,
 )
-from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
+from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
 from weir.errors import SettingsError
-from weir.messages import OCTETS
-from weir.wire import kserve_binary, kserve_json
-from weir.wire.inference import InferenceRequest
-from weir.wire.websocket import Message, write_cancel, write_request
 
 USER_AGENT = "weir-bench"
+CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 
 
-def request_bytes(method: str, address: Address, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """Return the bytes of an HTTP request; `headers` override the default ones."""
-    given = {name.lower() for name in headers}
-    lines = [f"{method} {address.path} HTTP/1.1"]
-    if "host" not in given:
-        lines.append(f"Host: {address.authority}")
-    if "user-agent" not in given:
-        lines.append(f"User-Agent: {USER_AGENT}")
-    if method == "POST":
-        lines.append(f"Content-Length: {len(body)}")
-        if "content-type" not in given:
-            lines.append("Content-Type: application/json")
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+class HttpAnswer(NamedTuple):
+    """An HTTP response. `keeps` tells whether the connection may be used again."""
+
+    status: int
+    parts: list[bytes]
+    keeps: bool
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return b"".join(self.parts)
 
 
-class _OneRequest:
-    """The listener of a connection for one request."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
-
-    def answered(self, connection: LoadConnection, index: int, answer: HttpAnswer) -> None:
-        connection.close()
-        self.answer.set_result(answer)
-
-    def broken(self, connection: LoadConnection, index: int, why: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(OSError(why))
+def outcome_of(answer: HttpAnswer) -> str:
+    """Return "ok" for 2xx, else the code, followed by the type of the error if the body has it: "429 Overloaded"."""
+    if 200 <= answer.status < 300:
+        return "ok"
+    kind = error_of(answer).get("type")
+    return f"{answer.status} {kind}" if isinstance(kind, str) else str(answer.status)
 
 
-async def fetch(dialler: Dialler, data: bytes, within: float) -> HttpAnswer:
-    """Send the request `data` on a new connection and return the answer. Raises SettingsError if the connection fails, or if there is
-    no response within `within` seconds."""
-    url, listener = dialler.address.url, _OneRequest()
-
-    def make(sock: socket.socket) -> LoadConnection:
-        return LoadConnection(listener, sock, direct=False, bodies=True)
-
-    connection = None
+def error_of(answer: HttpAnswer) -> dict[str, Any]:
+    """Return the error object in the response's body, or {}."""
     try:
-        async with asyncio.timeout(within):
-            connection = await dialler.dial(make)
-            connection.send(0, data)
-            return await listener.answer
-    except TimeoutError as error:
-        raise SettingsError(f"{url}: no response within {within:g} s") from error
-    except OSError as error:
-        raise SettingsError(f"{url}: {reason_of(error)}") from error
-    finally:
-        if connection is not None:
-            connection.close()
+        error = msgspec.json.decode(answer.body)["error"]
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
+        return {}
+    return error if isinstance(error, dict) else {}
 
 
-async def fetch_json(dialler: Dialler, path: str, within: float) -> Any:
-    """Return the JSON document at `path` of the server, or None if there is none."""
-    data = request_bytes("GET", dialler.address.at(path), {})
-    answer = await fetch(dialler, data, within)
+class LoadConnection(asyncio.Protocol):
+    """A connection that carries one request at a time.
+
+    With `direct`, bytes are written to the socket itself: a transport of uvloop sends them only at the end of the event loop's turn,
+    so the instant of sending would be unknown.
+    """
+
+    def __init__(self, sock: socket.socket, *, direct: bool) -> None:
+        self._sock = sock
+        self._direct = direct
+        self._parser = HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None  # of the request under way
+        self._parts: list[bytes] = []
+        self._keeps = True
+
+    def send(self, data: bytes) -> "asyncio.Future[HttpAnswer]":
+        """Send the bytes `data` of a request, and return the future response. It fails with an OSError if the connection is lost."""
+        self._answer = answer = asyncio.get_running_loop().create_future()
+        sent = 0
+        if self._direct:
+            try:
+                sent = self._sock.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._end(RESET)
+                return answer
+        if sent < len(data) and self._transport is not None:
+            self._transport.write(data[sent:])
+        return answer
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another request may follow: the last one is wholly sent and answered, and the connection is open."""
+        sent = self._transport is not None and not self._transport.get_write_buffer_size()
+        return self._keeps and self._answer is None and sent
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._keeps = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, why: str) -> None:
+        answer, self._answer = self._answer, None
+        self.close()
+        if answer is not None and not answer.done():
+            answer.set_exception(OSError(why))
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received bytes. What is not a response to a request ends the connection."""
+        if self._answer is None:
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self._end(GARBAGE)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the request under way."""
+        self._end(CLOSED if error is None else RESET)
+
+    # Called by httptools.
+
+    def on_message_begin(self) -> None:
+        """A response begins."""
+        self._parts = []
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Pass the complete response on; a 1xx is ignored, as the response follows it."""
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        answer, self._answer = self._answer, None
+        self._keeps = self._keeps and answer is not None and self._parser.should_keep_alive()
+        if answer is not None and not answer.done():
+            answer.set_result(HttpAnswer(status, self._parts, self._keeps))
+
+
+_RULE = "must be like http://HOST:PORT/PATH, https://HOST/PATH or http://unix:SOCKET:/PATH"
+
+
+class Address(NamedTuple):
+    """A server, and a path on it with its query. `uds` is the path of a Unix socket, or "" for TCP."""
+
+    url: str
+    host: str
+    port: int
+    path: str
+    uds: str
+    tls: bool
+
+    @property
+    def authority(self) -> str:
+        """The value of the header Host."""
+        if self.uds:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Return the address that `url` names; `http://unix:/run/weir.sock:/infer/square` is a path on a Unix socket. Raises
+    SettingsError."""
+    if url.startswith("http://unix:"):
+        uds, colon, path = url.removeprefix("http://unix:").partition(":")
+        if not (uds and colon and path.startswith("/")):
+            raise SettingsError(f"target {url!r}: {_RULE}")
+        return Address(url, "", 0, path, uds, False)
     try:
-        return msgspec.json.decode(answer.body) if answer.status == 200 else None
-    except msgspec.DecodeError:
-        return None
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"target {url!r}: {error}; {_RULE}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError(f"target {url!r}: {_RULE}")
+    tls = parts.scheme == "https"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or any(character <= " " for character in path):
+        raise SettingsError(f"target {url!r}: the path must be percent-encoded")
+    return Address(url, parts.hostname, port or (443 if tls else 80), path, "", tls)
 
 
-async def example_request(dialler: Dialler, endpoint: TargetEndpoint, rows: int, within: float) -> InferenceRequest:
-    """Return a request that fits the model's metadata, with an item from OpenAPI if it is a model of items. Raises SettingsError if
-    the metadata do not suffice."""
-    inputs = declared_inputs(endpoint.model, await fetch_json(dialler, f"/v2/models/{quote(endpoint.model)}", within))
-    example = None
-    if inputs[0].datatype == "BYTES":  # a Weir server may describe an item
-        example = example_of(await fetch_json(dialler, "/openapi.json", within), f"/infer/{endpoint.model}")
-    return made_request(endpoint, inputs, rows, example)
+class TargetServer:
+    """The server of `address`, which is sent `headers` with each request. Call `find` first."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], *, insecure: bool = False) -> None:
+        self._address = address
+        self._headers = headers
+        self._tls: ssl.SSLContext | None = None
+        if address.tls:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+            if insecure:
+                self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+        self._family = socket.AF_UNIX
+        self._name: Any = address.uds  # of the socket
+
+    async def find(self) -> None:
+        """Look the host up, and choose its first address that accepts connections. Raises SettingsError."""
+        address = self._address
+        names: list[tuple[Any, Any]] = [(socket.AF_UNIX, address.uds)]
+        if not address.uds:
+            loop = asyncio.get_running_loop()
+            try:
+                found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            except OSError as error:
+                raise SettingsError(f"{address.url}: {address.host}: {error.strerror}") from error
+            names = [(family, name) for family, _, _, _, name in found]
+        wrong: OSError = OSError("no address")
+        for self._family, self._name in names:
+            try:
+                (await self._connected()).close()
+            except OSError as error:
+                wrong = error
+            else:
+                return
+        raise SettingsError(f"{address.url}: no server there: {reason_of(wrong)}") from wrong
+
+    async def dial(self) -> LoadConnection:
+        """Open a connection. Raises OSError."""
+        sock = await self._connected()
+        connection = LoadConnection(sock, direct=self._tls is None)
+        name = self._address.host if self._tls is not None else None
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: connection, sock=sock, ssl=self._tls, server_hostname=name)
+        return connection
+
+    async def _connected(self) -> socket.socket:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            if self._family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(sock, self._name)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def written(self, request: OutgoingRequest) -> bytes:
+        """Return the bytes of `request`; the target's headers override its own."""
+        headers = {"host": self._address.authority, "user-agent": USER_AGENT}
+        if request.method == "POST":
+            headers |= {"content-length": str(len(request.body)), "content-type": "application/json"}
+        headers |= {name.lower(): value for name, value in (*request.headers.items(), *self._headers.items())}
+        lines = [f"{request.method} {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + request.body
+
+    async def fetch(self, data: bytes, within: float) -> HttpAnswer:
+        """Send the request `data` on a new connection and return the response. Raises SettingsError if the connection fails, or if
+        there is no response within `within` seconds."""
+        url, connection = self._address.url, None
+        try:
+            async with asyncio.timeout(within):
+                connection = await self.dial()
+                return await connection.send(data)
+        except TimeoutError as error:
+            raise SettingsError(f"{url}: no response within {within:g} s") from error
+        except OSError as error:
+            raise SettingsError(f"{url}: {reason_of(error)}") from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+    async def send(self, step: OutgoingRequest, within: float) -> HttpReply:
+        """Send a step of a call, as transports of weir.client do. Raises SettingsError."""
+        answer = await self.fetch(self.written(step), within)
+        return HttpReply(answer.status, {}, answer.body)
 
 
-async def is_counted(dialler: Dialler, model: str, within: float) -> bool:
-    """Return whether the server is a Weir server with a model of this name."""
-    index = await fetch_json(dialler, "/", within)
-    try:
-        return model in [each["name"] for each in index["models"]]
-    except (KeyError, TypeError):
-        return False
-
-
-async def counted(dialler: Dialler, model: str, within: float) -> Counts | None:
-    """Return the counts of the model from the server's /metrics; None if it has no such page."""
-    answer = await fetch(dialler, request_bytes("GET", dialler.address.at("/metrics"), {}), within)
-    return read_counts(answer.body.decode(), model) if answer.status == 200 else None
-
-
-def example_of(document: Any, path: str) -> Any:
-    """Return the first example of a body for `path` in an OpenAPI document; None if there is none."""
-    try:
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        return next(iter(body["examples"].values()))["value"]
-    except (KeyError, TypeError, StopIteration, AttributeError):
-        return None
-
-
-class PoolListener(Protocol):
-    """Gets the reports of a pool."""
-
-    def sent(self, index: int, now: float) -> None:
-        """The request `index` was sent just before `now`."""
-
-    def ended(self, index: int, outcome: str) -> None:
-        """The request `index` has ended."""
+def reason_of(error: OSError) -> str:
+    """Return the reason of a failed connection in the system's words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    # The event loop's own text, "Connect call failed", gives no reason.
+    known = error.errno is not None and error.errno in errorcode
+    return os.strerror(error.errno or 0) if known else str(error) or type(error).__name__
 
 
 class Pool:
-    """The connections of one target. Each carries one request at a time, and is kept for later requests.
+    """The connections to `server`, which are kept for later requests. At most `limit` are open, and up to `spare` before they are
+    needed. `held` counts the requests that waited because of the limit, and `most` is the largest number open at a time."""
 
-    At most `limit` connections are open. A request without a connection waits, and `held` counts the requests that waited because
-    of the limit. Up to `spare` connections are opened before they are needed. `give_up` ends requests that have no answer `timeout`
-    seconds after they were sent, and closes their connections. `most` is the largest number of connections open at a time.
-    """
-
-    def __init__(
-        self,
-        dialler: Dialler,
-        listener: PoolListener,
-        *,
-        limit: int,
-        spare: int,
-        timeout: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._dialler = dialler
-        self._listener = listener
+    def __init__(self, server: TargetServer, *, limit: int, spare: int) -> None:
+        self._server = server
         self._limit = limit
         self._spare = spare
-        self._timeout = timeout
-        self._clock = clock
-        self._idle: list[LoadConnection] = []
-        self._busy: set[LoadConnection] = set()
-        self._waiting: deque[tuple[int, bytes, float]] = deque()
+        self._idle: asyncio.LifoQueue[LoadConnection | OSError] = asyncio.LifoQueue()
+        self._open: set[LoadConnection] = set()
         self._opening = Tasks()
+        self._waiting = 0
         self.held = 0
         self.most = 0
 
@@ -199,93 +317,64 @@ class Pool:
         self._grow()
         await self._opening.wait()
 
-    def send(self, index: int, data: bytes) -> None:
-        """Send a request now, or as soon as there is a connection."""
-        if self._idle:
-            self._send_on(self._idle.pop(), index, data)  # the one used last, whose memory is in the caches
-        else:
-            self._waiting.append((index, data, self._clock()))
-            self.held += self._size >= self._limit
-        if len(self._idle) < self._spare:
-            self._grow()
+    async def take(self) -> LoadConnection:
+        """Return a free connection: the one used last, whose memory is in the caches. Raises OSError if none could be made."""
+        self._waiting += 1
+        try:
+            if self._size < self._limit:
+                self._grow()
+            else:
+                self.held += self._idle.empty()
+            while True:
+                found = await self._idle.get()
+                if isinstance(found, OSError):
+                    raise OSError(f"connect: {reason_of(found)}")
+                if found.is_free:
+                    return found
+                self._drop(found)  # the server has closed it
+        finally:
+            self._waiting -= 1
 
-    def give_up(self) -> None:
-        """End the requests that have timed out."""
-        limit = self._clock() - self._timeout
-        for connection in [each for each in self._busy if each.since <= limit]:
-            connection.close()
-            self._busy.discard(connection)
-            self._listener.ended(connection.index, TIMEOUT)
-        while self._waiting and self._waiting[0][2] <= limit:
-            self._listener.ended(self._waiting.popleft()[0], UNSENT)
-        if self._waiting:
-            self._grow()
+    def give_back(self, connection: LoadConnection) -> None:
+        """Keep the connection if another request may follow on it, else close it."""
+        if connection.is_free:
+            self._idle.put_nowait(connection)
+        else:
+            self._drop(connection)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._opening.end()
-        for connection in [*self._idle, *self._busy]:
+        for connection in self._open:
             connection.close()
-        self._idle.clear()
-        self._busy.clear()
+        self._open.clear()
         await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
-
-    # The ConnectionListener protocol.
-
-    def answered(self, connection: LoadConnection, index: int, answer: HttpAnswer) -> None:
-        """Report the end of a request, and use its connection again."""
-        self._busy.discard(connection)
-        self._listener.ended(index, outcome_of(answer))
-        if answer.keeps and not connection.unsent:
-            self._free(connection)
-        else:
-            connection.close()
-            self._grow_if_needed()
-
-    def broken(self, connection: LoadConnection, index: int, why: str) -> None:
-        """Report the end of a request whose connection is lost."""
-        self._busy.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-        if index != NO_REQUEST:
-            self._listener.ended(index, why)
-        self._grow_if_needed()
-
-    def _free(self, connection: LoadConnection) -> None:
-        if self._waiting:
-            index, data, _ = self._waiting.popleft()
-            self._send_on(connection, index, data)
-        else:
-            self._idle.append(connection)
-
-    def _send_on(self, connection: LoadConnection, index: int, data: bytes) -> None:
-        self._busy.add(connection)
-        connection.send(index, data)
-        connection.since = now = self._clock()
-        self._listener.sent(index, now)
 
     @property
     def _size(self) -> int:
-        return len(self._idle) + len(self._busy) + len(self._opening)
+        return len(self._open) + len(self._opening)
 
-    def _grow_if_needed(self) -> None:
+    def _drop(self, connection: LoadConnection) -> None:
+        connection.close()
+        self._open.discard(connection)
         if self._waiting:
             self._grow()
 
     def _grow(self) -> None:
-        wanted = len(self._waiting) + self._spare - len(self._idle) - len(self._opening)
+        wanted = self._waiting + self._spare - self._idle.qsize() - len(self._opening)
         for _ in range(min(wanted, self._limit - self._size)):
-            self._opening.start(self._open())
+            self._opening.start(self._add())
 
-    async def _open(self) -> None:
+    async def _add(self) -> None:
         try:
-            connection = await self._dialler.dial(lambda sock: LoadConnection(self, sock, direct=self._dialler.direct))
+            connection = await self._server.dial()
         except OSError as error:
             if self._waiting:  # each failure ends one waiting request, so that the attempts come to an end
-                self._listener.ended(self._waiting.popleft()[0], f"connect: {reason_of(error)}")
+                self._idle.put_nowait(error)
             return
-        self._free(connection)
-        self.most = max(self.most, len(self._idle) + len(self._busy))
+        self._open.add(connection)
+        self.most = max(self.most, len(self._open))
+        self._idle.put_nowait(connection)
 
 
 _SPARE = 16  # connections that are open before they are needed
@@ -293,19 +382,7 @@ _OTHER_FILES = 100  # files that this process may have open besides its connecti
 _PASSING = (408, 429, 503, 504)  # codes of a server that works but is overloaded
 
 
-@dataclass(frozen=True)
-class HttpOptions(Checked):
-    """How requests are sent to a server."""
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)
-    max_connections: int = setting(1000, "maximum number of open connections", rule=AT_LEAST_ONE)
-    insecure: bool = setting(False, "accept any certificate")
-    channels: int = setting(4, "gRPC or WebSocket connections; each carries many requests", rule=AT_LEAST_ONE)
-    rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
-
-
-class HttpTarget(LedgerTarget):
+class HttpTarget(CallTarget):
     """Sends POST requests to `url`. `data` are the bodies (see `read_payloads`); None sends the server's example for this path."""
 
     def __init__(
@@ -317,21 +394,15 @@ class HttpTarget(LedgerTarget):
         name: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name or url, clock)
-        self._options = options or HttpOptions()
+        super().__init__(name or url, options or HttpOptions(), clock)
+        self._data = data
         self._address = parse_address(url)
-        self._dialler = Dialler(self._address, insecure=self._options.insecure)
-        self._bodies = None if data is None else read_payloads(data)
+        self._server = TargetServer(self._address, self._options.headers, insecure=self._options.insecure)
+        self._site = ServerPages(self._server.send, self._options.timeout)
         self._requests: list[bytes] = []
-        self._model: str | None = None
-        self._pool = Pool(
-            self._dialler,
-            self,
-            limit=self._options.max_connections,
-            spare=min(_SPARE, self._options.max_connections),
-            timeout=self._options.timeout,
-            clock=clock,
-        )
+        self._model: str | None = None  # the name under which the server counts these requests
+        limit = self._options.max_connections
+        self._pool = Pool(self._server, limit=limit, spare=min(_SPARE, limit))
 
     @property
     def connections(self) -> int:
@@ -346,51 +417,40 @@ class HttpTarget(LedgerTarget):
     async def open(self) -> None:
         """Find the server, check that it answers, and open the first connections. Raises SettingsError."""
         _allow_files(self._options.max_connections)
-        await self._dialler.find()
-        self._requests = await self._made()
-        answer = await fetch(self._dialler, self._requests[0], self._options.timeout)
+        await self._server.find()
+        self._requests = [self._server.written(request) for request in await self._made()]
+        answer = await self._server.fetch(self._requests[0], self._options.timeout)
         if outcome_of(answer) != "ok" and answer.status not in _PASSING:
             raise SettingsError(f"{self._address.url}: {_error_text(answer)}")
         self._model = await self._served_model()
         await self._pool.warm()
 
-    def send(self, index: int) -> None:
-        """See Target."""
-        requests = self._requests
-        self._pool.send(index, requests[index % len(requests)])
-
-    def give_up(self) -> None:
-        """See Target."""
-        self._pool.give_up()
-
-    async def counts(self) -> Counts | None:
-        """Return the counts from the server's /metrics; None if it is not a Weir server."""
-        if self._model is None:
-            return None
-        return await counted(self._dialler, self._model, self._options.timeout)
+    async def _call(self, index: int) -> str:
+        connection = await self._pool.take()
+        try:
+            answer = connection.send(self._requests[index % len(self._requests)])
+            self._ledger.sent[index] = self._clock()
+            return outcome_of(await answer)
+        finally:
+            self._pool.give_back(connection)
 
     async def close(self) -> None:
         """Close the connections."""
+        await super().close()
         await self._pool.close()
 
-    # The PoolListener protocol.
+    async def counts(self) -> Counts | None:
+        """See Target."""
+        return None if self._model is None else await self._site.counts(self._model)
 
-    def sent(self, index: int, now: float) -> None:
-        """Record when a request was sent."""
-        self._ledger.sent[index] = now
-
-    def ended(self, index: int, outcome: str) -> None:
-        """Record how a request ended."""
-        self._ledger.end(index, self._clock(), outcome)
-
-    async def _made(self) -> list[bytes]:
+    async def _made(self) -> list[OutgoingRequest]:
         """Return the requests to send in turn."""
-        bodies = self._bodies if self._bodies is not None else [await self._example()]
-        return [request_bytes("POST", self._address, self._options.headers, body) for body in bodies]
+        bodies = [await self._example()] if self._data is None else read_payloads(self._data)
+        return [OutgoingRequest("POST", self._address.path, body=body) for body in bodies]
 
     async def _example(self) -> bytes:
         """Return the first example in the server's OpenAPI document for this path. Raises SettingsError if there is none."""
-        document = await fetch_json(self._dialler, "/openapi.json", self._options.timeout)
+        document = await self._site.json("/openapi.json")
         path = self._address.path.partition("?")[0]
         example = example_of(document, path)
         if example is None:
@@ -403,12 +463,8 @@ class HttpTarget(LedgerTarget):
 
     async def _served_model(self) -> str | None:
         """Return the name under which the server counts these requests; None if it is not a Weir server."""
-        index = await fetch_json(self._dialler, "/", self._options.timeout)
         path = self._address.path.partition("?")[0]
-        try:
-            names = [model["name"] for model in index["models"] if path in model["paths"]]
-        except (KeyError, TypeError):
-            return None
+        names = [name for name, paths in (await self._site.models()).items() if path in paths]
         return names[0] if len(names) == 1 else None
 
 
@@ -436,9 +492,6 @@ def _error_text(answer: HttpAnswer) -> str:
     return f"{outcome_of(answer)}: {text}" if text else outcome_of(answer)
 
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-
-
 class KserveTarget(HttpTarget):
     """Sends requests of the Open Inference Protocol, with tensors as JSON or raw bytes. `data` are the requests as JSON (see
     target.given_requests); without it, a request is made from the model's metadata."""
@@ -452,185 +505,12 @@ class KserveTarget(HttpTarget):
     ) -> None:
         super().__init__(url.partition("#")[0], None, options, name=url)
         self._endpoint = endpoint
+        self._calls = HttpCalls(binary=endpoint.binary)
         self._given = None if data is None else given_requests(data, endpoint)
 
-    async def _made(self) -> list[bytes]:
-        options = self._options
-        requests = self._given or [await example_request(self._dialler, self._endpoint, options.rows, options.timeout)]
-        return [self._written(request) for request in requests]
-
-    def _written(self, request: InferenceRequest) -> bytes:
-        headers = dict(self._options.headers)
-        if not self._endpoint.binary:
-            return request_bytes("POST", self._address, headers, kserve_json.write_request(request))
-        request.parameters = {**request.parameters, "binary_data_output": True}
-        written = kserve_binary.write_request(request)
-        headers |= {_HEADER_LENGTH: str(written.header_length), "Content-Type": OCTETS}
-        return request_bytes("POST", self._address, headers, b"".join(written.parts))
+    async def _made(self) -> list[OutgoingRequest]:
+        requests = self._given or [await self._site.example(self._calls, self._endpoint, self._options.rows)]
+        return [next(self._calls.infer(request))._replace(path=self._address.path) for request in requests]
 
     async def _served_model(self) -> str | None:
-        model = self._endpoint.model
-        return model if await is_counted(self._dialler, model, self._options.timeout) else None
-
-
-PATH = "/v2/ws"
-_NO_ID = "weir-bench-0000000000"  # all ids have this length: a message is written once, and then its id is replaced
-_HEAD = 4  # bytes at the start of a binary message that hold the length of its JSON
-
-
-class AnswerHead(msgspec.Struct):
-    """The fields of an answer that tell how its request ended."""
-
-    id: str = ""
-    error: str | None = None
-    type: str = ""
-    status: int = 0
-
-
-_read = msgspec.json.Decoder(AnswerHead).decode
-
-
-class WebSocketTarget(LedgerTarget):
-    """Sends requests over `options.channels` connections in turn. `data` is as for KserveTarget. A lost connection ends all requests
-    that are under way on it, and is not opened again."""
-
-    def __init__(
-        self,
-        url: str,
-        endpoint: TargetEndpoint,
-        data: str | Sequence[Any] | None = None,
-        options: HttpOptions | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(url, clock)
-        self._endpoint = endpoint
-        self._options = options or HttpOptions()
-        self._given = None if data is None else given_requests(data, endpoint)
-        scheme = "https" if endpoint.tls else "http"
-        self._dialler = Dialler(parse_address(f"{scheme}://{endpoint.place}/"), insecure=self._options.insecure)
-        self._sockets: list[ClientConnection] = []
-        self._tasks = Tasks()
-        self._under_way: dict[int, ClientConnection] = {}
-        self._messages: list[Message] = []
-        self._model: str | None = None
-
-    @property
-    def connections(self) -> int:
-        """See Target."""
-        return len(self._sockets)
-
-    async def open(self) -> None:
-        """Connect, and check that the model answers. Raises SettingsError."""
-        endpoint, options = self._endpoint, self._options
-        await self._dialler.find()
-        requests = self._given or [await example_request(self._dialler, endpoint, options.rows, options.timeout)]
-        self._messages = [self._written(request) for request in requests]
-        self._sockets = [await self._connected() for _ in range(options.channels)]
-        await self._try(self._sockets[0])
-        self._model = endpoint.model if await is_counted(self._dialler, endpoint.model, options.timeout) else None
-        for each in self._sockets:
-            self._tasks.start(self._receive(each))
-        self._next = cycle(self._sockets)
-
-    def send(self, index: int) -> None:
-        """See Target."""
-        socket = next(self._next)
-        self._under_way[index] = socket
-        self._ledger.sent[index] = self._clock()
-        message = with_id(self._messages[index % len(self._messages)], index)
-        self._tasks.start(self._write(socket, index, message))
-
-    def give_up(self) -> None:
-        """End requests that have timed out, and cancel them at the server."""
-        limit = self._clock() - self._options.timeout
-        for index in [each for each in self._under_way if self._ledger.sent[each] <= limit]:
-            socket = self._under_way[index]
-            self._ended(index, TIMEOUT)
-            self._tasks.start(self._write(socket, None, write_cancel(id_of(index))))
-
-    async def counts(self) -> Counts | None:
-        """Return the counts from the server's /metrics; None if it is not a Weir server."""
-        return None if self._model is None else await counted(self._dialler, self._model, self._options.timeout)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._tasks.end()
-        for each in self._sockets:
-            await each.close()
-
-    async def _connected(self) -> ClientConnection:
-        endpoint, options = self._endpoint, self._options
-        url = f"{'wss' if endpoint.tls else 'ws'}://{endpoint.place}{PATH}"
-        tls = tls_context(options.insecure) if endpoint.tls else None
-        try:
-            return await connect(
-                url,
-                ssl=tls,
-                max_size=None,
-                compression=None,
-                open_timeout=options.timeout,
-                close_timeout=0.1,
-                additional_headers=dict(options.headers),
-                proxy=None,
-            )
-        except (OSError, InvalidHandshake, TimeoutError) as error:
-            raise SettingsError(f"{self.name}: no WebSocket at {PATH}: {error}") from error
-
-    async def _try(self, socket: ClientConnection) -> None:
-        try:
-            async with asyncio.timeout(self._options.timeout):
-                await socket.send(with_id(self._messages[0], 0))
-                head = read_head(await socket.recv())
-        except (ConnectionClosed, TimeoutError) as error:
-            raise SettingsError(f"{self.name}: no response: {str(error) or 'timed out'}") from error
-        if head.error is not None and head.status not in _PASSING:
-            raise SettingsError(f"{self.name}: {head.status} {head.type}: {head.error}")
-
-    async def _write(self, socket: ClientConnection, index: int | None, message: Message) -> None:
-        try:
-            await socket.send(message)
-        except ConnectionClosed:
-            if index is not None:
-                self._ended(index, CLOSED)
-
-    async def _receive(self, socket: ClientConnection) -> None:
-        """Record the answers that come on one connection, and its loss."""
-        try:
-            async for message in socket:
-                head = read_head(message)
-                index = int(head.id[len(_NO_ID) - 10 :])
-                self._ended(index, OK if head.error is None else f"{head.status} {head.type}")
-        except ConnectionClosed:
-            pass
-        for index in [each for each, on in self._under_way.items() if on is socket]:
-            self._ended(index, CLOSED)
-
-    def _ended(self, index: int, outcome: str) -> None:
-        if self._under_way.pop(index, None) is not None:
-            self._ledger.end(index, self._clock(), outcome)
-
-    def _written(self, request: InferenceRequest) -> Message:
-        request.id = _NO_ID
-        if self._endpoint.binary:
-            request.parameters = {**request.parameters, "binary_data_output": True}
-        return write_request(request, binary=self._endpoint.binary)
-
-
-def id_of(index: int) -> str:
-    """Return the id of the request `index`."""
-    return f"{_NO_ID[:-10]}{index:010d}"
-
-
-def with_id(message: Message, index: int) -> Message:
-    """Return `message` with the id of the request `index`."""
-    if isinstance(message, str):
-        return message.replace(_NO_ID, id_of(index), 1)
-    return message.replace(_NO_ID.encode(), id_of(index).encode(), 1)
-
-
-def read_head(message: Message) -> AnswerHead:
-    """Return the fields of an answer that tell how its request ended."""
-    if isinstance(message, str):
-        return _read(message)
-    return _read(message[_HEAD : _HEAD + int.from_bytes(message[:_HEAD], "big")])
+        return self._endpoint.model if self._endpoint.model in await self._site.models() else None

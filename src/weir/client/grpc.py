@@ -22,6 +22,8 @@ from weir.wire.kserve_grpc import methods, read_response, read_stream_response, 
 
 SERVICE = "inference.GRPCInferenceService"
 
+Pairs = tuple[tuple[str, str], ...]  # metadata of a call
+
 _METHODS = {method.name: method for method in methods(SERVICE)}
 
 
@@ -114,7 +116,9 @@ class GrpcClient(Client):
         retry: Retry | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        super().__init__(GrpcCalls(), GrpcTransport(address, token, credentials), timeout=timeout, retry=retry)
+        super().__init__(
+            GrpcCalls(), GrpcTransport(address, _metadata(token), credentials), timeout=timeout, retry=retry
+        )
 
 
 class AsyncGrpcClient(AsyncClient):
@@ -129,7 +133,9 @@ class AsyncGrpcClient(AsyncClient):
         retry: Retry | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        super().__init__(GrpcCalls(), AsyncGrpcTransport(address, token, credentials), timeout=timeout, retry=retry)
+        super().__init__(
+            GrpcCalls(), AsyncGrpcTransport(address, _metadata(token), credentials), timeout=timeout, retry=retry
+        )
 
 
 class _Connected:
@@ -197,10 +203,10 @@ _HELPERS = _Helpers()
 class GrpcTransport:
     """A Transport for GrpcCalls."""
 
-    def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, metadata: Pairs, credentials: grpc.ChannelCredentials | None) -> None:
         self._address = address
         self._connected = _Connected(partial(_channel, grpc, address, credentials))
-        self._metadata = _metadata(token)
+        self._metadata = metadata
 
     def send(self, step: GrpcCall, timeout: float) -> bytes:
         """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
@@ -243,8 +249,8 @@ class GrpcTransport:
 class AsyncGrpcTransport:
     """An AsyncTransport for GrpcCalls."""
 
-    def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
-        self._metadata = _metadata(token)
+    def __init__(self, address: str, metadata: Pairs, credentials: grpc.ChannelCredentials | None) -> None:
+        self._metadata = metadata
         self._address = address
         make = partial(_channel, grpc.aio, address, credentials)
         self._connected = PerLoop(lambda: _Connected(make), lambda connected: connected.channel.close())
@@ -317,5 +323,5 @@ def _pairs(metadata: Iterable[Any] | None) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else value.decode("latin-1")
 
 
-def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+def _metadata(token: str | None) -> Pairs:
     return () if token is None else (("authorization", f"Bearer {token}"),)

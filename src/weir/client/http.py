@@ -42,7 +42,7 @@ class HttpClient(Client):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = HttpTransport(url, token, connections, tls)
+        transport = HttpTransport(url, headers_with(token), connections, tls)
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -60,18 +60,18 @@ class AsyncHttpClient(AsyncClient):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = AsyncHttpTransport(url, token, connections, tls)
+        transport = AsyncHttpTransport(url, headers_with(token), connections, tls)
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
 class HttpTransport:
     """A Transport for OutgoingRequests."""
 
-    def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], connections: int, tls: Any) -> None:
         self._url = url
         base, path = address_of(url)
         transport = httpx.HTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
-        self._client = httpx.Client(base_url=base, headers=headers_with(token), transport=transport, trust_env=False)
+        self._client = httpx.Client(base_url=base, headers=headers, transport=transport, trust_env=False)
 
     def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
@@ -104,14 +104,14 @@ class HttpTransport:
 class AsyncHttpTransport:
     """An AsyncTransport for OutgoingRequests."""
 
-    def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], connections: int, tls: Any) -> None:
         self._url = url
         base, path = address_of(url)
         verify = httpx.create_ssl_context(verify=tls, trust_env=False)
 
         def make() -> httpx.AsyncClient:
             transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=_limits(connections), uds=path)
-            return httpx.AsyncClient(base_url=base, headers=headers_with(token), transport=transport, trust_env=False)
+            return httpx.AsyncClient(base_url=base, headers=headers, transport=transport, trust_env=False)
 
         self._clients = PerLoop(make, httpx.AsyncClient.aclose)
 

@@ -6,12 +6,13 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import ExitStack, aclosing, closing, nullcontext, suppress
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
+import httpx
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -185,7 +186,9 @@ class WebSocketClient(Client):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = WebSocketTransport(url, _options(url, tls, token), HttpTransport(url, token, connections, tls))
+        headers = headers_with(token)
+        http = HttpTransport(url, headers, connections, tls)
+        transport = WebSocketTransport(url, connect_options(url, tls, headers), http)
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -203,9 +206,9 @@ class AsyncWebSocketClient(AsyncClient):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = AsyncWebSocketTransport(
-            url, _options(url, tls, token), AsyncHttpTransport(url, token, connections, tls)
-        )
+        headers = headers_with(token)
+        http = AsyncHttpTransport(url, headers, connections, tls)
+        transport = AsyncWebSocketTransport(url, connect_options(url, tls, headers), http)
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -451,8 +454,11 @@ async def _close(connection: AsyncConnection) -> None:
     await connection.close()
 
 
-def _options(url: str, tls: Any, token: str | None) -> dict[str, Any]:
+def connect_options(url: str, tls: Any, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of websockets' `connect` for the server at `url`; `tls` is as for HttpClient."""
     address = address_of(url)[0].rstrip("/").replace("http", "ws", 1) + PATH
     options: dict[str, Any] = {"uri": address, "max_size": None, "compression": None, "proxy": None}
-    options["additional_headers"] = headers_with(token)
-    return options if isinstance(tls, bool) or not address.startswith("wss") else {**options, "ssl": tls}
+    options["additional_headers"] = headers
+    if address.startswith("wss") and tls is not True:
+        options["ssl"] = httpx.create_ssl_context(verify=tls, trust_env=False)
+    return options

@@ -78,8 +78,7 @@ def bench(
     """
     from rich.console import Console
 
-    from weir.bench import LoadSettings, make_target, run_shown
-    from weir.bench.http import HttpOptions
+    from weir.bench import HttpOptions, LoadSettings, make_target, run_shown
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     connections = min(max_connections, concurrency or max_connections)
