@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from html import escape
 from io import BytesIO
 from itertools import cycle
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def html_table(caption: str, columns: Iterable[str], rows: Iterable[Iterable[obj
 
     head, body = line("th", columns), "".join(line("td", row) for row in rows)
     return f"<table><caption>{escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def short(value: float) -> str:
+    """Return `value` with four digits; a dash if it is infinite or unknown."""
+    return f"{value:.4g}" if isfinite(value) else "–"
 
 
 def styles() -> Iterator[dict[str, Any]]:

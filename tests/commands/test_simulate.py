@@ -91,7 +91,7 @@ def test_a_recorded_trace_is_played(profile: Path) -> None:
         (["--json", "."], "is a directory"),
         (["--figure", "nowhere/it.png"], "nowhere"),
         (["--workers", "3..1"], "workers='3..1': must be 1 or more, or the fewest and the most"),
-        (["--workers=2", "--scaling=hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
+        (["--workers=2", "--scaling=hpa"], "--scaling=hpa: needs a range of workers, as in --workers 1..16"),
         (["--workers=2", "--target-load=0.5"], "--target-load=0.5: needs a range of workers"),
         (["--workers=1..2", "--scaling=hpa"], "scaling='hpa': must be weir, or a number of workers as in fixed:4"),
         (["--workers=1..2", "--scaling=weir,,hpa"], "has an empty entry between commas"),

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
+from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically
 from weir.errors import SettingsError
+from weir.figures import short
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.table import Table
+    from collections.abc import Callable, Mapping, Sequence
 
     from weir.policy.cost.profile import Profile
+    from weir.simulation.device import OrdersComparison
     from weir.simulation.results import Comparison
     from weir.simulation.scaling import ScalingComparison
+
+    Table = list[list[str]]  # the names of columns, and rows
 
 _PROFILES = "Profile written by `weir profile`; several are models that share a device, whose orders are compared."
 _ORDERS = "With several profiles: orders, separated by commas (default: solved,longest,oldest,fair)."
@@ -116,12 +118,15 @@ def simulate(
     from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import read_profile
     from weir.policy.scaling import WorkerRange
-    from weir.simulation.report import Bars
     from weir.simulation.simulator import settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
-    if device_order is not None and len(profile) == 1:
-        raise SettingsError(f"--device-order={device_order}: needs several profiles: models that share a device")
+    ranged = {
+        "scaling": scaling,
+        "start-up-time": start_up_time,
+        "target-load": target_load,
+        "scale-to-zero-after": scale_to_zero_after,
+    }
     if len(profile) > 1:
         single = {
             "policy": policy,
@@ -129,16 +134,10 @@ def simulate(
             "bulk-delay": bulk_delay,
             "reference-rate": reference_rate,
             "latency-objective": latency_objective,
-            "scaling": scaling,
-            "start-up-time": start_up_time,
-            "target-load": target_load,
-            "scale-to-zero-after": scale_to_zero_after,
+            **ranged,
             "figure": figure,
         }
-        for key, value in single.items():
-            if value is not None:
-                shown = ",".join(value) if isinstance(value, list) else value
-                raise SettingsError(f"--{key}={shown}: is for one profile, and {len(profile)} are given")
+        _refuse(single, f"is for one profile, and {len(profile)} are given")
         check_results(json)
         _compare_orders(
             profile, arrivals or [], device_order, json, prices=Prices(latency_weight, energy_weight), workers=workers,
@@ -146,6 +145,7 @@ def simulate(
             max_queue_delay=_seconds("max-queue-delay", max_queue_delay),
         )  # fmt: skip
         return
+    _refuse({"device-order": device_order}, "needs several profiles: models that share a device")
     if len(arrivals or []) > 1:
         raise SettingsError(f"--arrivals: given {len(arrivals or [])} times for one profile; must be given once")
     measured, stream = read_profile(profile[0]), (arrivals or ["poisson:0.7"])[0]
@@ -155,40 +155,47 @@ def simulate(
     settings = replace(settings, bulk_delay=_seconds("bulk-delay", bulk_delay))
     check_results(json, figure=figure)
     allowed = WorkerRange.parse(workers)
-    ranged = {
-        "scaling": scaling,
-        "start-up-time": start_up_time,
-        "target-load": target_load,
-        "scale-to-zero-after": scale_to_zero_after,
-    }
     if ".." not in workers:
-        for key, value in ranged.items():
-            if value is not None:
-                raise SettingsError(f"--{key}={value}: needs a range of workers, as in --workers 1..16")
+        _refuse(ranged, "needs a range of workers, as in --workers 1..16")
         named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
-        with Bars() as bars:
+        with progress_bar("simulating") as bar:
             compared = compare(
                 measured, named, stream, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
                 prices=prices, settings=settings, deadline=_seconds("deadline", deadline),
-                latency_objective=latency_objective, bulk=bulk, progress=bars,
+                latency_objective=latency_objective, bulk=bulk, progress=lambda what, done, whole: bar(done, whole, what),
             )  # fmt: skip
-        _show(compared, json, figure)
+        if figure is not None:
+            from weir.commands.drawings import draw
+
+            draw(compared, figure)
+        _write(compared, json, compared.table)
         return
     from weir.simulation.scaling import simulate_scaling
 
-    if bulk:
-        raise SettingsError(f"--bulk={bulk}: needs a fixed number of workers, as in --workers 4")
+    _refuse({"bulk": bulk or None}, "needs a fixed number of workers, as in --workers 4")
     if len(policy or []) > 1:
         raise SettingsError(f"--policy: given {len(policy or [])} times; with a range of workers there is one policy")
     rules = [each for text in scaling or ["weir"] for each in split_policies(text, "scaling")]
-    with Bars() as bars:
+    with progress_bar("simulating") as bar:
         scaled = simulate_scaling(
             measured, rules, stream, workers=allowed, start_up=_seconds("start-up-time", start_up_time) or 10.0,
             requests=requests, seed=seed, warm_up=warm_up, policy=policy[0] if policy else "greedy", prices=prices,
             objective=latency_objective, target_load=target_load, deadline=_seconds("deadline", deadline),
-            idle_after=_seconds("scale-to-zero-after", scale_to_zero_after) or 60.0, settings=settings, progress=bars,
+            idle_after=_seconds("scale-to-zero-after", scale_to_zero_after) or 60.0, settings=settings,
+            progress=lambda what, done, whole: bar(done, whole, what),
         )  # fmt: skip
-    _show_scaling(scaled, json, figure)
+    if figure is not None:
+        from weir.commands.drawings import draw_scaling
+
+        draw_scaling(scaled, figure)
+    _write(scaled, json, lambda: _scaling_table(scaled))
+
+
+def _refuse(options: "Mapping[str, Any]", why: str) -> None:
+    """Raise SettingsError if one of `options` is given."""
+    for key, value in options.items():
+        if value is not None:
+            raise SettingsError(f"--{key}={','.join(value) if isinstance(value, list) else value}: {why}")
 
 
 def _compare_orders(
@@ -202,7 +209,7 @@ def _compare_orders(
 ) -> None:
     from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
     from weir.policy.cost.profile import read_profile
-    from weir.simulation.device import compare_orders, orders_heading, orders_table
+    from weir.simulation.device import compare_orders
 
     if not workers.isdecimal() or workers == "0":
         raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")
@@ -222,7 +229,7 @@ def _compare_orders(
     compared = compare_orders(
         profiles, arrivals or [f"poisson:{0.7 / len(paths):.3g}"] * len(paths), named, workers=int(workers), **rest
     )
-    _write(compared.to_dict(), json, lambda: (orders_heading(compared), orders_table(compared)))
+    _write(compared, json, lambda: _orders_table(compared), texts=2)
 
 
 def _seconds(key: str, text: str | None) -> float | None:
@@ -239,35 +246,70 @@ def _seconds(key: str, text: str | None) -> float | None:
     return seconds
 
 
-def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> None:
-    from weir.simulation.report import draw, heading, table
+def _orders_table(compared: "OrdersComparison") -> "Table":
+    """Return the outcomes as a table, the cheapest order first."""
+    columns = ["order", "model", "cost", "response ms", "p99 ms", "late %", "batch", "share", "W"]
+    table = [columns]
+    for order in sorted(compared.costs, key=lambda each: compared.costs[each]):
+        heads = iter([(order, short(compared.costs[order]))])
+        for name, each in compared.outcomes[order].items():
+            first, cost = next(heads, ("", ""))
+            times = short(each.response_time_ms), short(each.p99_ms), f"{100.0 * each.late_share:.2f}"
+            table.append(
+                [first, name, cost, *times, f"{each.batch_rows:.1f}", f"{each.share:.0%}", short(each.power_w)]
+            )
+    return table
 
-    if figure is not None:
-        draw(compared, figure)
-    _write(compared.to_dict(), json, lambda: (heading(compared), table(compared)))
+
+def _scaling_table(compared: "ScalingComparison") -> "Table":
+    """Return the outcomes as a table, in the order of the rules."""
+    late = compared.deadline is not None
+    columns = ["rule", "worker-hours", "mean", "most", "busy", "starts", "response ms", "p50 ms", "p99 ms"]
+    table = [columns + ["late"] * late]
+    for name, each in compared.outcomes.items():
+        workers = (
+            f"{each.worker_hours:.3g}",
+            f"{each.mean_workers:.1f}",
+            str(each.most_workers),
+            f"{each.busy_share:.0%}",
+        )
+        times = map(short, (each.response_time_ms, each.p50_ms, each.p99_ms))
+        table.append([name, *workers, str(each.starts), *times, *[f"{each.late_share:.2%}"] * late])
+    return table
 
 
-def _show_scaling(compared: "ScalingComparison", json: Path | None, figure: Path | None) -> None:
-    from weir.simulation.scaling import draw_scaling, scaling_heading, scaling_table
-
-    if figure is not None:
-        draw_scaling(compared, figure)
-    _write(compared.to_dict(), json, lambda: (scaling_heading(compared), scaling_table(compared)))
+_STYLES = {"best": "bold green", "unstable": "red", "not kept": "red", "loses more": "red"}
 
 
-def _write(document: dict[str, Any], json: Path | None, shown: "Callable[[], tuple[str, Table]]") -> None:
-    """Print the heading and the table that `shown` returns, and write `document` to the file `json`, if there is one; to
-    stdout, only that.
+def _write(
+    compared: "Comparison | OrdersComparison | ScalingComparison",
+    json: Path | None,
+    table_of: "Callable[[], Table]",
+    texts: int = 1,
+) -> None:
+    """Print the heading and the table, and write `compared` to the file `json`, if there is one; to stdout, only that. The first `texts` columns are
+    names, of which a narrow terminal wraps the last.
     """
     import msgspec
     from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
-    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
     if json == STDOUT:
         typer.echo(text, nl=False)
         return
-    console, (line, table) = Console(highlight=False), shown()
-    console.print(line, markup=False, soft_wrap=True)
-    print_table(console, table)
+    columns, *rows = table_of()
+    shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, column in enumerate(columns, 1):
+        if index == texts:
+            shown.add_column(column, overflow="fold", min_width=11)
+        else:
+            shown.add_column(column, justify="left" if index < texts else "right", no_wrap=index > texts)
+    for names, cells in ((row[:texts], row[texts:]) for row in rows):
+        shown.add_row(*names, *(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+    console = Console(highlight=False)
+    console.print(compared.heading(), markup=False, soft_wrap=True)
+    print_table(console, shown)
     if json is not None:
         write_atomically(json, text)

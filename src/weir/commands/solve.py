@@ -143,7 +143,7 @@ def _write_json(document: dict[str, Any], path: Path | None) -> None:
 
 
 def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
-    from weir.simulation.report import Compared, draw_bank
+    from weir.commands.drawings import Compared, draw_bank
 
     others = {}
     if rules:

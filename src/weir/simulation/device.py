@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from heapq import merge
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,6 @@ from weir.simulation.engine import (
     SimulatedWorkers,
     Whole,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 PLAYED = 30_000  # requests
 TILT, TILTS, WORTH = 2.0**0.5, 4, 0.002  # see `_tilted`
@@ -162,6 +158,14 @@ class OrdersComparison:
     outcomes: dict[str, dict[str, ModelOutcome]]
     costs: dict[str, float]
 
+    def heading(self) -> str:
+        """Return one line that says what was simulated."""
+        counted = sum(each.requests for each in next(iter(self.outcomes.values())).values())
+        return (
+            f"load {self.load:.3g} on one device; cost {self.prices.latency_weight:g} per ms, {self.prices.energy_weight:g} per W; "
+            f"{counted:,} requests counted, seed {self.seed}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as a JSON-able dict."""
         return asdict(self)
@@ -239,39 +243,3 @@ def _cost(models: Sequence[ModelOutcome], prices: Prices) -> float:
         1, sum(each.requests for each in answered)
     )
     return prices.latency_weight * mean + prices.energy_weight * sum(each.power_w for each in models)
-
-
-def orders_heading(compared: OrdersComparison) -> str:
-    """Return one line that says what was simulated."""
-    counted = sum(each.requests for each in next(iter(compared.outcomes.values())).values())
-    prices = compared.prices
-    return (
-        f"load {compared.load:.3g} on one device; cost {prices.latency_weight:g} per ms, {prices.energy_weight:g} per W; "
-        f"{counted:,} requests counted, seed {compared.seed}"
-    )
-
-
-def orders_table(compared: OrdersComparison) -> "Table":
-    """Return the outcomes as a table, the cheapest order first."""
-    from rich.table import Table
-
-    from weir.simulation.report import short  # only a command shows tables
-
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("order")
-    shown.add_column("model", overflow="fold", min_width=11)
-    for column in ("cost", "response ms", "p99 ms", "late %", "batch", "share", "W"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    for order in sorted(compared.costs, key=lambda each: compared.costs[each]):
-        for place, (name, each) in enumerate(compared.outcomes[order].items()):
-            head = (order, name, short(compared.costs[order])) if not place else ("", name, "")
-            shown.add_row(
-                *head,
-                short(each.response_time_ms),
-                short(each.p99_ms),
-                f"{100.0 * each.late_share:.2f}",
-                f"{each.batch_rows:.1f}",
-                f"{each.share:.0%}",
-                short(each.power_w),
-            )
-    return shown

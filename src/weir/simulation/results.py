@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.figures import html_table
+from weir.figures import html_table, short
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
@@ -149,6 +149,7 @@ class BatchMeans:
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share", "in_time_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 _NOT_PLAIN = ("outcomes", "prices", "objective")
+SAME = 1e-12  # an interval narrower than this share of its value is not shown
 TOLERATED = 0.01  # share of requests: policies whose losses differ by less are compared by cost
 # Figures that have no mean if the queue only grows.
 UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")
@@ -259,11 +260,76 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the one that `weir simulate` prints."""
-        from weir.simulation.report import heading, table  # which imports this module
+        columns, *rows = self.table()
+        return html_table(self.heading(), columns, rows)
 
-        columns = table(self).columns
-        rows = zip(*[list(column.cells) for column in columns], strict=True)
-        return html_table(heading(self), [str(column.header) for column in columns], rows)
+    def heading(self) -> str:
+        """Return one line that says what was simulated."""
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        prices = self.prices
+        weights = f"cost = {prices.latency_weight:g}/ms, {prices.energy_weight:g}/W"
+        if prices.reference_rate is not None:
+            weights += f" at {prices.reference_rate:g} rows/s"
+        if self.objective is not None:
+            weights = str(self.objective)
+            weights += " for the most requests" if self.objective.counts_refusals else " with the least energy"
+        requests = max((each.requests for each in self.outcomes.values()), default=0)
+        return (
+            f"{self.arrivals}: {self.rate:,.4g} rows/s, load {self.load:.3g} on {workers}; "
+            f"{weights}; {requests:,} requests counted, seed {self.seed}"
+        )
+
+    def table(self) -> list[list[str]]:
+        """Return the names of columns, and a row for each policy, the best first.
+
+        ± is half the 95 % interval; in the last column, that of the difference from the best policy on the same arrivals.
+        """
+        objective, outcomes = self.objective, self.outcomes
+        columns = ["policy", "response ms", "p99 ms", "power W", "batch", "busy"]
+        columns += ["lost"] * self._is_lossy + ["bulk rows/s", "of idle"] * self._has_bulk
+        if objective is None:
+            columns += ["cost", "above best"]
+        else:
+            columns += ["late %", "in time %", "% beside best" if objective.counts_refusals else "W above best"]
+        order = sorted(
+            outcomes, key=lambda name: (not self.is_eligible(name), not outcomes[name].stable, self.value(name))
+        )
+        rows = [self._row(outcomes[name]) for name in order]
+        return [columns, *(row + [""] * (len(columns) - len(row)) for row in rows)]
+
+    @property
+    def _is_lossy(self) -> bool:
+        return any(each.refused_share if self.objective else each.lost_share for each in self.outcomes.values())
+
+    @property
+    def _has_bulk(self) -> bool:
+        return any(isfinite(each.bulk_rate) for each in self.outcomes.values())
+
+    def _row(self, outcome: PolicyOutcome) -> list[str]:
+        """Return the first cells of the row; those that are left are empty."""
+        batches = [short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
+        if not outcome.stable:
+            return [outcome.policy, "unstable", "", *batches]
+        lost = outcome.lost_share if self.objective is None else outcome.refused_share
+        row = [outcome.policy, _text(outcome.response_time_ms), short(outcome.p99_ms.value), *batches]
+        row += [f"{lost:.2%}"] * self._is_lossy
+        row += [f"{outcome.bulk_rate:.0f}", f"{outcome.bulk_share:.0%}"] * self._has_bulk
+        shares = map(_percent, (outcome.late_share, outcome.in_time_share))
+        row += map(_text, [outcome.cost] if self.objective is None else shares)
+        return [*row, self._above(outcome)]
+
+    def _above(self, outcome: PolicyOutcome) -> str:
+        best = self.best
+        if outcome.policy == best:
+            return "best"
+        if self.objective is not None and not outcome.keeps(self.objective):
+            return "not kept"
+        if best is None or not self.is_eligible(outcome.policy):
+            return "loses more"
+        difference = self.difference(outcome.policy, best, self.measure)
+        if self.measure == "in_time_share":
+            return _text(_percent(difference))
+        return f"+{_text(difference)}"
 
     @property
     def best(self) -> str | None:
@@ -404,3 +470,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else None
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _percent(share: Estimate) -> Estimate:
+    return Estimate(*(100.0 * value for value in share))
+
+
+def _text(estimate: Estimate) -> str:
+    half = estimate.half_width
+    if not isfinite(half) or half <= SAME * abs(estimate.value):
+        return short(estimate.value)
+    digits = max(0, 1 - int(np.floor(np.log10(half))))
+    return f"{estimate.value:.{digits}f} ± {half:.{digits}f}"

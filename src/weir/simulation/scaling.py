@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import inf, log
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,9 +45,6 @@ from weir.simulation.simulator import (
     policy_for,
     settings_for,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 # What each number of workers can do.
 
@@ -503,6 +499,14 @@ class ScalingComparison:
     policy: str
     outcomes: Mapping[str, ScalingOutcome]
 
+    def heading(self) -> str:
+        """Return one line that says what was simulated."""
+        late = "" if self.deadline is None else f"; late after {self.deadline:g} s"
+        return (
+            f"{self.arrivals}: {self.rate:,.4g} rows/s on {self.allowed} workers, which start in {self.start_up:g} s; "
+            f"goal {self.goal}{late}; policy {self.policy}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a JSON-able dict."""
         own = {name: value for name, value in vars(self).items() if name not in ("allowed", "outcomes")}
@@ -672,69 +676,3 @@ def simulate_scaling(
         outcomes[text] = trial.outcome(text)
     rate = int(process.sizes(0, count).sum()) / float(trial.arrivals[-1] - trial.arrivals[0])
     return ScalingComparison(arrivals, rate, allowed, start_up, trial.capacity.goal, trial.late_after, policy, outcomes)
-
-
-def scaling_heading(compared: ScalingComparison) -> str:
-    """Return one line that says what was simulated."""
-    late = "" if compared.deadline is None else f"; late after {compared.deadline:g} s"
-    return (
-        f"{compared.arrivals}: {compared.rate:,.4g} rows/s on {compared.allowed} workers, which start in {compared.start_up:g} s; "
-        f"goal {compared.goal}{late}; policy {compared.policy}"
-    )
-
-
-def scaling_table(compared: ScalingComparison) -> "RichTable":
-    """Return the outcomes as a table, in the order of the rules."""
-    from rich.table import Table as RichTable
-
-    from weir.simulation.report import short  # only a command shows tables and pictures
-
-    shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("rule", overflow="fold", min_width=11)
-    columns = ["worker-hours", "mean", "most", "busy", "starts", "response ms", "p50 ms", "p99 ms"]
-    for column in [*columns, *(["late"] if compared.deadline is not None else [])]:
-        shown.add_column(column, justify="right", no_wrap=True)
-    for name, each in compared.outcomes.items():
-        cells = [
-            f"{each.worker_hours:.3g}",
-            f"{each.mean_workers:.1f}",
-            str(each.most_workers),
-            f"{each.busy_share:.0%}",
-            str(each.starts),
-            *(short(value) for value in (each.response_time_ms, each.p50_ms, each.p99_ms)),
-        ]
-        shown.add_row(name, *cells, *([f"{each.late_share:.2%}"] if compared.deadline is not None else []))
-    return shown
-
-
-def draw_scaling(compared: ScalingComparison, path: Path) -> None:
-    """Write a picture as PNG and SVG: the number of workers over time by rule, and the worker-hours and the 99th
-    percentile of the response time.
-
-    Raises SettingsError without matplotlib.
-    """
-    from weir.figures import INK, figure, styles
-
-    with figure(path, 1, 2, size=(11.0, 3.6)) as (drawing, axes):
-        for (name, each), style in zip(compared.outcomes.items(), styles(), strict=False):
-            instants, counts = zip(*each.counts, strict=True)
-            line = {key: style[key] for key in ("color", "linestyle", "linewidth")}
-            axes[0, 0].step(np.array(instants) / 60.0, counts, where="post", label=name, **line)
-            axes[0, 1].plot(
-                each.worker_hours, each.p99_ms / 1000.0, color=style["color"], marker=style["marker"], linestyle="none"
-            )
-            axes[0, 1].annotate(
-                name,
-                (each.worker_hours, each.p99_ms / 1000.0),
-                fontsize=6,
-                color=INK,
-                xytext=(5, 3),
-                textcoords="offset points",
-            )
-        axes[0, 0].set_xlabel("minutes")
-        axes[0, 0].set_ylabel("workers")
-        axes[0, 0].legend(fontsize=6)
-        axes[0, 1].set_xlabel("worker-hours")
-        axes[0, 1].set_ylabel("p99 of the response time (s)")
-        axes[0, 1].margins(x=0.3, y=0.2)
-        drawing.suptitle(scaling_heading(compared), fontsize=8)
