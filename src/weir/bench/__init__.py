@@ -21,7 +21,7 @@ import uvloop
 
 from weir.bench.clients import ClientTarget
 from weir.bench.http import HttpTarget, KserveTarget
-from weir.bench.report import Display
+from weir.bench.report import Progress
 from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
 from weir.bench.target import HttpOptions, InProcessTarget, Target, endpoint_of
 from weir.errors import SettingsError
@@ -52,7 +52,7 @@ def bench(
         data: the bodies to send; see `read_payloads`. None sends the model's own example.
         headers: headers of each HTTP request.
         timeout: seconds until a request counts as failed.
-        progress: whether to show a bar on stderr.
+        progress: whether to show the progress in a line on stderr.
         settings: those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`, `seed`,
             `max_lag_ms`.
 
@@ -71,17 +71,22 @@ def bench(
 
 
 def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bool) -> Report:
-    """Run `run_bench` in an event loop of its own, with a bar on stderr if `progress`. Raises what it raises."""
+    """Run `run_bench` in an event loop of its own, with its progress in a line on stderr if `progress`. Raises what it raises."""
+    if not progress:
+        return uvloop.run(run_bench(targets, settings))
+    line = Progress()
 
-    async def run(display: Display) -> Report:
-        shown = asyncio.ensure_future(display.run())
+    async def run() -> Report:
+        showing = asyncio.ensure_future(line.run())
         try:
-            return await run_bench(targets, settings, watch=display.watch)
+            return await run_bench(targets, settings, watch=line.watch)
         finally:
-            shown.cancel()
+            showing.cancel()
 
-    with Display(progress) as display, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(display))
+    try:
+        return uvloop.run(run())
+    finally:
+        line.clear()
 
 
 def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:

@@ -1,12 +1,7 @@
-"""Shows a run: its progress, and its results as a table with a column for each target, as Markdown, JSON and a figure.
-
-A process of its own draws the progress bar, because drawing takes milliseconds, which would add to the send lag. It reads one JSON
-document per line, {"done", "whole", "text"}, and draws on stderr until its input ends.
-"""
+"""Shows a run: its progress in a line, and its results as a table with a column for each target, as Markdown, JSON and a figure."""
 
 import asyncio
-import os
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import msgspec
 import numpy as np
 from rich.table import Table
 
@@ -209,55 +202,44 @@ _INTERVAL = 0.25  # seconds
 _LAG_REQUESTS = 256  # the shown send lag is that of so many requests
 
 
-class Display:
-    """The progress bar of a run. `watch` must be called for each turn, and `run` shows the progress until it is cancelled.
+class Progress:
+    """Shows how far a run is, in one line on stderr. `watch` must be called for each turn, and `run` shows the line until it is
+    cancelled; then `clear` removes it."""
 
-    Use it as a context manager. Without `shown` it does nothing.
-    """
-
-    def __init__(self, shown: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shown = shown
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._turn: TargetTurn | None = None
         self._ledger = Ledger()
         self._since = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            command = [sys.executable, "-c", "from weir.bench.report import draw_progress; draw_progress()"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            assert self._process.stdin is not None, "stdin is a pipe"
-            os.set_blocking(self._process.stdin.fileno(), False)
-        return self
 
     def watch(self, turn: TargetTurn, ledger: Ledger) -> None:
         """Show this turn from now on."""
         self._turn, self._ledger, self._since = turn, ledger, self._clock()
 
     async def run(self) -> None:
-        """Show the progress a few times a second. States that the other process does not read in time are dropped."""
-        while self._process is not None and self._process.stdin is not None:
+        """Show the line a few times a second, from a thread: a terminal may be slow to take it."""
+        while True:
             await asyncio.sleep(_INTERVAL)
             if self._turn is not None:
-                with suppress(OSError):
-                    os.write(
-                        self._process.stdin.fileno(), state_line(self._turn, self._ledger, self._clock() - self._since)
-                    )
+                line = progress_line(self._turn, self._ledger, self._clock() - self._since)
+                await asyncio.to_thread(_show, line)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-            self._process.wait()
+    def clear(self) -> None:
+        """Remove the line."""
+        _show("")
 
 
-def state_line(turn: TargetTurn, ledger: Ledger, elapsed: float) -> bytes:
-    """Return the line to draw `elapsed` seconds after the start of a turn, as JSON."""
-    done = turn.index * turn.seconds + min(elapsed, turn.seconds)
-    text = f"{ledger.begun:,} sent, {ledger.over - ledger.failed:,} ok, {ledger.failed:,} failed"
+def _show(line: str) -> None:
+    with suppress(OSError):  # the terminal is gone
+        sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
+
+
+def progress_line(turn: TargetTurn, ledger: Ledger, elapsed: float) -> str:
+    """Return the line to show `elapsed` seconds after the start of a turn."""
+    done, whole = turn.index * turn.seconds + min(elapsed, turn.seconds), turn.count * turn.seconds
+    text = f"{done / whole:4.0%}, {whole - done:.0f} s left: {ledger.begun:,} sent"
+    text += f", {ledger.over - ledger.failed:,} ok, {ledger.failed:,} failed"
     if ledger.recent:
         times = sorted(ledger.recent)
         p50, p99 = (times[int(share * len(times))] * 1000.0 for share in (0.5, 0.99))
@@ -266,24 +248,4 @@ def state_line(turn: TargetTurn, ledger: Ledger, elapsed: float) -> bytes:
     lags = [ledger.sent[index] - ledger.intended[index] for index in last if ledger.sent[index] == ledger.sent[index]]
     if lags:
         text += f", send lag {max(lags) * 1000.0:.2g} ms"
-    return (
-        msgspec.json.encode({"done": done, "whole": turn.count * turn.seconds, "text": f"{text}, {turn.target}"})
-        + b"\n"
-    )
-
-
-def draw_progress() -> None:
-    """Draw the states that are read from stdin, until its end."""
-    os.nice(10)  # the measurement has priority
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
-
-    columns = (BarColumn(bar_width=12), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn())
-    text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
-    console = Console(stderr=True)
-    with Progress(*columns, text, console=console, transient=True, auto_refresh=False, expand=True) as progress:
-        row = progress.add_task("", total=None)
-        for line in sys.stdin.buffer:
-            state: dict[str, Any] = msgspec.json.decode(line)
-            progress.update(row, completed=state["done"], total=state["whole"], description=state["text"], refresh=True)
+    return f"{text}, {turn.target}"

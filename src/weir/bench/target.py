@@ -7,12 +7,12 @@ import re
 import time
 from array import array
 from codecs import BOM_UTF8
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -39,41 +39,9 @@ from weir.wire.tensors import to_arrays
 TIMES = ("queue", "predict", "total")
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What a server has counted since its start. The counts of a run are those at its end minus those at its start.
-
-    Attributes:
-        rows: rows in all batches.
-        reasons: batches by the reason why they were cut.
-        sizes: batches by the upper bound of their size in rows, not cumulated.
-        seconds: the sum of each of TIMES.
-        times: how many values each sum has.
-    """
-
-    rows: float = 0.0
-    reasons: Mapping[str, float] = field(default_factory=dict)
-    sizes: Mapping[float, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    times: Mapping[str, float] = field(default_factory=dict)
-
-    def __sub__(self, other: "Counts") -> "Counts":
-        return self._with(other, -1.0)
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return self._with(other, 1.0)
-
-    def _with(self, other: "Counts", sign: float) -> "Counts":
-        def joined(mine: Mapping[Any, float], others: Mapping[Any, float]) -> dict[Any, float]:
-            return {key: mine.get(key, 0.0) + sign * others.get(key, 0.0) for key in {**mine, **others}}
-
-        return Counts(
-            self.rows + sign * other.rows,
-            joined(self.reasons, other.reasons),
-            joined(self.sizes, other.sizes),
-            joined(self.seconds, other.seconds),
-            joined(self.times, other.times),
-        )
+# What a server has counted (floats, which a Counter takes too) since its start: "rows" in all batches, batches by "reason" and by "size" (the upper bound in rows, not cumulated), the sum in
+# "seconds" of each of TIMES, and how many "values" the sum has. The counts of a run are those at its end minus those at its start.
+Counts = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -101,18 +69,18 @@ class Batches:
 
 def batches_of(counts: Counts) -> Batches:
     """Return the Batches that `counts` describe."""
-    count = sum(counts.reasons.values())
+    reasons, sizes = (
+        {label: n for (what, label), n in counts.items() if what == kind and n} for kind in ("reason", "size")
+    )
+    count = sum(reasons.values())
+    means = {name: counts["seconds", name] / (counts["values", name] or 1) for name in TIMES}
     return Batches(
         count=round(count),
-        mean_rows=counts.rows / count if count else 0.0,
-        reasons={reason: round(number) for reason, number in counts.reasons.items() if number},
-        sizes={f"{size:g}": round(number) for size, number in sorted(counts.sizes.items()) if number},
-        **{f"{name}_time_ms": _mean_ms(counts.seconds.get(name, 0.0), counts.times.get(name, 0.0)) for name in TIMES},
+        mean_rows=counts["rows", ""] / count if count else 0.0,
+        reasons={reason: round(number) for reason, number in reasons.items()},
+        sizes={size: round(sizes[size]) for size in sorted(sizes, key=float)},
+        **{f"{name}_time_ms": mean * 1000.0 for name, mean in means.items()},
     )
-
-
-def _mean_ms(seconds: float, number: float) -> float:
-    return seconds / number * 1000.0 if number else 0.0
 
 
 def read_counts(text: str, model: str) -> Counts:
@@ -127,26 +95,21 @@ def read_counts(text: str, model: str) -> Counts:
         raise SettingsError(f"/metrics cannot be read: {error}") from error
     sums = [name for name in samples if name.endswith("_batch_size_sum")]
     namespace = sums[0].removesuffix("_batch_size_sum") if sums else "weir"
-    return Counts(
-        rows=_sum(samples, f"{namespace}_batch_size_sum"),
-        reasons={labels["reason"]: value for labels, value in samples.get(f"{namespace}_batches_total", [])},
-        sizes=_sizes(samples.get(f"{namespace}_batch_size_bucket", [])),
-        seconds={name: _sum(samples, f"{namespace}_{name}_time_seconds_sum") for name in TIMES},
-        times={name: _sum(samples, f"{namespace}_{name}_time_seconds_count") for name in TIMES},
-    )
 
+    def values(name: str) -> list[tuple[dict[str, str], Any]]:
+        return samples.get(f"{namespace}_{name}", [])
 
-def _sum(samples: dict[str, list[tuple[dict[str, str], float]]], name: str) -> float:
-    return sum(value for _, value in samples.get(name, []))
-
-
-def _sizes(buckets: list[tuple[dict[str, str], float]]) -> dict[float, float]:
-    """Return the counts of a cumulative histogram's buckets, not cumulated, by upper bound."""
-    sizes, before = {}, 0.0
-    for bound, value in sorted((float(labels["le"]), value) for labels, value in buckets):
-        sizes[bound] = value - before
-        before = value
-    return sizes
+    counts: Counts = Counter({("reason", labels["reason"]): value for labels, value in values("batches_total")})
+    before = 0.0  # the buckets of a histogram are cumulated
+    for bound, value in sorted((float(labels["le"]), value) for labels, value in values("batch_size_bucket")):
+        counts["size", f"{bound:g}"], before = value - before, value
+    for what, label, name in (
+        ("rows", "", "batch_size_sum"),
+        *(("seconds", name, f"{name}_time_seconds_sum") for name in TIMES),
+        *(("values", name, f"{name}_time_seconds_count") for name in TIMES),
+    ):
+        counts[what, label] = sum(value for _, value in values(name))
+    return counts
 
 
 OK, TIMEOUT, UNSENT = "ok", "timeout", "unsent"
@@ -624,13 +587,14 @@ class InProcessTarget(LedgerTarget):
         """Return what the service has reported to its observer."""
         record = self._metrics.of(self._service.name)
         rows = record.rows
-        return Counts(
-            rows=rows.sum,
-            reasons={reason.name.lower(): float(record.batches[reason]) for reason in Reason},
-            sizes=dict(zip((*rows.bounds, float("inf")), map(float, rows.counts), strict=True)),
-            seconds={name: getattr(record, name).sum for name in TIMES},
-            times={name: float(sum(getattr(record, name).counts)) for name in TIMES},
-        )
+        counts: Counts = Counter({("reason", reason.name.lower()): record.batches[reason] for reason in Reason})
+        counts.update({("size", f"{bound:g}"): n for bound, n in zip((*rows.bounds, inf), rows.counts, strict=True)})
+        given: dict[tuple[str, str], Any] = {("rows", ""): rows.sum}
+        for name in TIMES:
+            times = getattr(record, name)
+            given |= {("seconds", name): times.sum, ("values", name): sum(times.counts)}
+        counts.update(given)
+        return counts
 
     async def close(self) -> None:
         """Stop the workers."""
