@@ -18,12 +18,14 @@ from tests.late import openapi_spec_validator
 from tests.rings import subcases
 
 import weir
+from weir.catalog.registry import Registry
 from weir.frontends.grpc.services import Services
 from weir.frontends.http.application import exception_handlers
 from weir.frontends.http.asgi import ANY, Gate, HttpEndpoint, answered, described_paths, listed, refusals_of, routes_of
 from weir.frontends.http.fast.plan import HttpHead, _may
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
+from weir.protocols.kserve import KserveContext
 from weir.protocols.response import HttpResponse, openai_error_answer
 from weir.testing import FakeExecutor
 
@@ -61,7 +63,8 @@ async def test_the_first_endpoint_of_a_method_and_path_answers() -> None:
 
 
 async def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> None:
-    app = Starlette(routes=routes_of(ENDPOINTS), exception_handlers=exception_handlers(HttpSettings()))
+    handlers = exception_handlers(KserveContext(Registry([]), HttpSettings()))
+    app = Starlette(routes=routes_of(ENDPOINTS), exception_handlers=handlers)
     refused, mixed = await ask(app, ("DELETE", "/v1/things"), ("DELETE", "/"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
     assert (refused.headers["allow"], refused.json()["error"]["message"]) == (

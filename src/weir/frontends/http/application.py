@@ -7,6 +7,7 @@ a request to try: a command of curl, with the model's first example or an item o
 import asyncio
 import logging
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ from weir.frontends.http.asgi import (
     with_key,
     with_names,
 )
-from weir.frontends.http.kserve_routes import PREFIX, Kserve, kserve_endpoints, kserve_openapi
+from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints, kserve_openapi
 from weir.frontends.websocket import WebSockets
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
@@ -577,24 +578,24 @@ def levels_of(service: "ModelHandle") -> Levels:
 
 _log = logging.getLogger("weir.http")
 
-# Unknown paths that clients of the Open Inference Protocol may request. They read errors as texts only. The first is the WebSocket path of AMD's
-# client; the second begins a path if the client's base URL ends with a slash.
-_AMD_WEBSOCKET = "/models/infer"
-_DOUBLED = "//v2"
+# Clients of the Open Inference Protocol read errors as texts only. The first path is the WebSocket path of AMD's client; the last begins a path if the
+# client's base URL ends with a slash.
+_OF_KSERVE = re.compile(rf"/models/infer|{PREFIX}(/.*)?|//v2.*", re.DOTALL)
 
 
-def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
+def exception_handlers(context: KserveContext) -> Mapping[Any, ExceptionHandler]:
     """Return the exception handlers for Starlette."""
 
     # Each is a coroutine: Starlette has a thread call one that is not.
     async def ours(request: Request, error: Exception) -> Response:
-        path = request.scope["path"]
-        if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
-            return as_response(kserve_error(error))
+        path, named = inner_path(request.scope), request.path_params.get("model", "")
+        if _OF_KSERVE.fullmatch(path):
+            # Else the rest of a path was taken for a part of the name.
+            is_path = "/" not in named or context.registry.knows(named)
+            return as_response(kserve_error(error if is_path else NotFound(f"{path}: unknown path")))
         # Only a page of a known model gets far enough to fail otherwise.
         known = not isinstance(error, (ModelNotFound, MethodNotAllowed))
-        model = request.path_params.get("model") if known else None
-        return as_response(error_answer(error, model, development=settings.development))
+        return as_response(error_answer(error, named or None if known else None, development=context.http.development))
 
     async def unknown(request: Request, error: Exception) -> Response:
         path = request.scope["path"]
@@ -691,9 +692,9 @@ def make_app(
     """
     registry, settings = context.registry, context.http
     protocols = inference_protocols(context) if protocols is None else protocols
-    endpoints = [*added.endpoints, *Pages(context, settings, metrics, added.endpoints).endpoints()]
-    of_kserve = kserve_endpoints(context)
-    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context, of_kserve)]
+    pages = Pages(context, settings, metrics, added.endpoints).endpoints()
+    endpoints = [*added.endpoints, *pages, *kserve_endpoints(context)]
+    middleware = [Middleware(AsgiInference, protocols, settings)]
     if added.endpoints:
         middleware.insert(0, Middleware(Shortcut, added.endpoints))
     middleware.insert(0, Middleware(Counted, context.account))
@@ -704,7 +705,7 @@ def make_app(
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=sorted({"POST", *[each.method for each in (*endpoints, *of_kserve)]} - {ANY}),
+            allow_methods=sorted({"POST", *[each.method for each in endpoints]} - {ANY}),
             allow_headers=["*"],
             expose_headers=_SHOWN_TO_PAGES,
         )
@@ -716,7 +717,7 @@ def make_app(
     # Models may have routes below /v1: those of the first version of KServe's protocol are few.
     registry.reserve(path.split("/")[1] for path in (NATIVE, *own) if not path.startswith(V1))
     app = Starlette(
-        routes=routes, middleware=middleware, exception_handlers=exception_handlers(settings), lifespan=lifespan
+        routes=routes, middleware=middleware, exception_handlers=exception_handlers(context), lifespan=lifespan
     )
     app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
     # Build it now: building it for the first request would delay all others by tens of milliseconds.

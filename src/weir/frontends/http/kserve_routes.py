@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args, get_origin
 import msgspec
 import numpy
 from msgspec import Meta, Struct
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir import errors
-from weir.errors import MethodNotAllowed, NotFound
 from weir.frontends.http.asgi import (
     AsgiCall,
     Endpoint,
     Handler,
     HttpEndpoint,
-    as_response,
     described_paths,
-    inner_path,
-    routes_of,
     with_names,
 )
 from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
@@ -120,26 +111,6 @@ def responses_of(content: Mapping[str, Any], possible: Sequence[type[errors.Weir
 PREFIX = "/v2"
 
 
-class Kserve:
-    """ASGI middleware that answers all paths of the protocol that are not inference: `endpoints`. All other requests go to `app`."""
-
-    def __init__(self, app: ASGIApp, context: KserveContext, endpoints: Sequence[HttpEndpoint]) -> None:
-        self._app = app
-        self._kserve = Starlette(
-            routes=routes_of(endpoints),
-            exception_handlers=dict.fromkeys((HTTPException, MethodNotAllowed), partial(_router_error, context)),
-        )
-        self._kserve.router.redirect_slashes = False
-        # Build it now: building it for the first request would delay others.
-        self._kserve.middleware_stack = self._kserve.build_middleware_stack()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        path = inner_path(scope) if scope["type"] == "http" else ""
-        ours = path == PREFIX or path.startswith(PREFIX + "/")
-        await (self._kserve if ours else self._app)(scope, receive, send)
-
-
 def kserve_endpoints(context: KserveContext) -> list[HttpEndpoint]:
     """Return the endpoints of DATA_PLANE. What this server does not offer is not described, and refused."""
     plane, refuse = DataPlane(context), partial(error_answer, development=context.http.development)
@@ -153,16 +124,6 @@ def kserve_endpoints(context: KserveContext) -> list[HttpEndpoint]:
             described = _described(method, path, call, getattr(plane, call.name)) if shown else None
             found.append(HttpEndpoint(method, with_names(path), app, described))
     return found
-
-
-async def _router_error(context: KserveContext, request: Request, error: Exception) -> Response:
-    """Return the response for an error of the router: an unknown path, or a method that the path does not take."""
-    path, named = request.scope["path"], request.path_params.get("model", "")
-    # Else the rest of a path was taken for a part of the name.
-    is_path = "/" not in named or context.registry.knows(named)
-    if is_path and isinstance(error, MethodNotAllowed):
-        return as_response(error_answer(error))
-    return as_response(error_answer(NotFound(f"{path}: unknown path")))
 
 
 class InferParameters(Struct, frozen=True):
