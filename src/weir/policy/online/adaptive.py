@@ -120,20 +120,16 @@ class VirtualQueue:
                 left, coming = left - joined, coming + joined * gap
                 if free > now:
                     return
-            if not self._waiting:
-                if not left:
-                    self._at = now
-                    return
-                left, coming = self._join(coming, left, gap)
             until = self._until(waits)
-            if until <= self._at:
+            comes = left > 0 and coming < until
+            if until <= self._at or (until <= now and not comes):
+                self._pass(max(until, self._at))
                 self._dispatch(waits)
-            elif left and coming < until:
-                self._pass(coming)
-                left, coming = self._join(coming, left, gap)
-            elif until <= now:
-                self._pass(until)
-                self._dispatch(waits._replace(answers=None))
+            elif comes:
+                self._pass(max(coming, self._at))
+                self._oldest, self._last = (self._oldest if self._waiting else coming), coming
+                self._waiting += 1
+                left, coming = left - 1, coming + gap
             else:
                 self._pass(now)
                 return
@@ -154,34 +150,27 @@ class VirtualQueue:
         self._waiting += joined
         return joined
 
-    def _join(self, coming: float, left: int, gap: float) -> tuple[int, float]:
-        """Let the row that arrives at `coming` join. Return how many of `left` rows remain, and when the next one
-        arrives.
-        """
-        if not self._waiting:
-            self._oldest = coming
-        self._at, self._last = max(coming, self._at), coming
-        self._waiting += 1
-        return left - 1, coming + gap
-
     def _pass(self, until: float) -> None:
         self.area_ms += 1000.0 * self._waiting * (until - self._at)
         self._at = until
 
     def _until(self, waits: WaitBounds) -> float:
-        """Return the instant at which the wait ends if no row arrives; -infinity if it is over."""
-        answers, waiting = waits.answers, self._waiting
-        if answers is None or waiting >= waits.largest:
-            return -inf
-        if answers[waiting if waiting < len(answers) else -1] is not None:
+        """Return the instant at which the wait ends if no row arrives: infinity if no row waits, -infinity if the wait is over."""
+        if not self._waiting:
+            return inf
+        if self._waiting >= waits.largest or waits.answers is None or self._answer(waits) is not None:
             return -inf
         return min(self._last + waits.silence, self._oldest + waits.filling)
 
+    def _answer(self, waits: WaitBounds) -> Decision | None:
+        """Return the decision of the table; None to wait, and without a table."""
+        answers = waits.answers or (None,)
+        return answers[self._waiting if self._waiting < len(answers) else -1]
+
     def _dispatch(self, waits: WaitBounds) -> None:
         """Start a batch: of all rows that fit where the table would wait."""
-        answers, waiting = waits.answers, self._waiting
-        answer = None if answers is None else answers[waiting if waiting < len(answers) else -1]
-        rows = min(waiting if answer is None else answer.rows, waits.largest)
+        answer = self._answer(waits)
+        rows = min(self._waiting if answer is None else answer.rows, waits.largest)
         time = self._times[rows]
         self.area_ms += 1000.0 * rows * time
         self.energy_mj += self._energies[rows]
