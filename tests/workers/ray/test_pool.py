@@ -266,17 +266,18 @@ async def test_detached_actors_are_found_or_replaced(nodes: Nodes, loop: Loop) -
         make_pool(Square, "", **detached)
 
 
-def refusal(loop: Loop, pool: Any) -> str:
+async def refused(pool: Any) -> str:
     """Return the one line with which a pool refuses to start."""
-
-    async def main() -> str:
-        with pytest.raises((SettingsError, ModelError, Conflict)) as caught:
-            await pool.start(None)
-        return str(caught.value)
-
-    text = loop.run(main())
+    with pytest.raises((SettingsError, ModelError, Conflict)) as caught:
+        await pool.start(None)
+    text = str(caught.value)
     assert "\n" not in text
     return text
+
+
+def refusal(loop: Loop, pool: Any) -> str:
+    """Return what `refused` does."""
+    return loop.run(refused(pool))
 
 
 def test_what_cannot_start_says_why_in_one_line(nodes: Nodes, loop: Loop) -> None:
@@ -331,5 +332,5 @@ async def test_files_travel_by_the_runtime_environment(nodes: Nodes, loop: Loop,
 
     async with started(Words, nodes.address, ray_runtime_env={"working_dir": str(tmp_path)}) as pool:
         assert await pool.ask(0, 2) == ["one", "three"]
-    text = refusal(loop, make_pool(Words, nodes.address))
+    text = await refused(make_pool(Words, nodes.address))
     assert "vocabulary.txt" in text

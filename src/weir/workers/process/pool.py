@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
@@ -13,9 +13,9 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.cpus import unpinned
-from weir.workers.executor import Capabilities, Listener, Turns, for_all_work, free_index
+from weir.workers.executor import READY, Capabilities, Listener, Turns, for_all_work, free_index
 from weir.workers.process.launch import Launch, Template, Templates
-from weir.workers.process.supervision import SupervisedWorker
+from weir.workers.process.supervision import Child, ChildListener, SupervisedWorker, WorkerChild
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 
@@ -24,11 +24,27 @@ logger = logging.getLogger("weir")
 STOP_GRACE = 5.0  # seconds
 
 
+class Spawner(Protocol):
+    """Starts the processes of a pool elsewhere than on this machine."""
+
+    async def open(self) -> None:
+        """Be ready to start processes. Raises SettingsError if that cannot be."""
+
+    def spawn(
+        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int
+    ) -> WorkerChild:
+        """See Spawn."""
+
+    async def close(self) -> None:
+        """Start no more. All processes have ended. Idempotent."""
+
+
 class ProcessPool:
     """Runs each worker of a model in a process of its own. See the Executor protocol.
 
     `model` is the class, or where to find it (module:Class, path/file.py:Class). The kernel kills the processes when the thread that called `start`
-    ends. `stop_grace` is for how many seconds a worker may finish its batches and unload.
+    ends. `stop_grace` is for how many seconds a worker may finish its batches and unload. With a `spawner`, the processes are elsewhere, and nothing
+    is shared by them.
     """
 
     def __init__(
@@ -40,7 +56,9 @@ class ProcessPool:
         name: str,
         max_batch_size: int,
         stop_grace: float = STOP_GRACE,
+        spawner: Spawner | None = None,
     ) -> None:
+        self._spawner = spawner
         self._model = model
         self._params = params
         self._settings = settings
@@ -62,6 +80,8 @@ class ProcessPool:
     @property
     def capabilities(self) -> Capabilities:
         """See Capabilities."""
+        if self._spawner is not None:
+            return Capabilities()
         return Capabilities(
             warm_up_in=self.warm_up_in, start_bulk_workers=self.start_bulk_workers, fork_from=self.fork_from
         )
@@ -225,6 +245,11 @@ class ProcessPool:
         elif not ready.done():
             ready.set_exception(error)
 
+    def unreachable(self, reason: str) -> None:
+        """Note that no worker can be started now."""
+        if all(worker.state != READY for worker in self._workers.values()):
+            self._listener.unavailable(f"no worker of {self._name!r} is left: {reason}")
+
     def _pack(self) -> bytes:
         try:
             return pack_source(self._model, self._params)
@@ -238,6 +263,9 @@ class ProcessPool:
 
     async def _prepare(self) -> None:
         """Do what has to be done before the first workers are started."""
+        if self._spawner is not None:
+            await self._spawner.open()
+            return
         if self._settings.most_workers > 1:
             await self._load_template()
         if self._templates is not None:
@@ -246,6 +274,8 @@ class ProcessPool:
     async def _load_template(self) -> None:
         """Start the template, which loads what the workers share, if the model has `load_shared`. If that fails, each worker loads it by itself, and
         reports the error."""
+        if self._spawner is not None:
+            return
         environments = {tuple(sorted(each.items())) for each in self._settings.env}
         if not (isinstance(self._model, type) and overrides(self._model, "load_shared")) or len(environments) > 1:
             return
@@ -284,7 +314,8 @@ class ProcessPool:
             bulk=bulk,
             turns=None if bulk else self._turns,
         )
-        return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
+        spawn = Child if self._spawner is None else self._spawner.spawn
+        return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop(), spawn)
 
     async def _end(self) -> None:
         self._awaited.clear()
@@ -296,6 +327,8 @@ class ProcessPool:
                 await all_done([self._template.closed])
             if self._arena is not None:
                 self._arena.close()
+            if self._spawner is not None:
+                await self._spawner.close()
 
 
 def _check_lives(worker: SupervisedWorker) -> None:

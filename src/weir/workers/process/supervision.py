@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from weir.errors import ModelError, WeirError
+from weir.errors import ModelError, ModelNotReady, WeirError
 from weir.messages import Batch, Events
 from weir.policy.backoff import Backoff
 from weir.wire.frames import (
@@ -33,6 +33,9 @@ from weir.wire.frames import (
     StartFailed,
     Stop,
     Turn,
+    WorkerLeaves,
+    WorkerPlaced,
+    WorkerWaits,
     encode_batch,
     encode_control,
 )
@@ -56,8 +59,11 @@ class ChildListener(Protocol):
     def received(self, frame: Frame) -> None:
         """A frame has come."""
 
-    def refused(self, error: OSError) -> None:
-        """The system has refused a process. Nothing is left behind."""
+    def refused(self, reason: str, *, unreachable: bool = False) -> None:
+        """There can be no process now; with `unreachable`, none of any worker. Nothing is left behind."""
+
+    def disconnected(self) -> None:
+        """The process has most likely ended; `exited` soon says why."""
 
     def exited(self, reason: str) -> None:
         """The process has ended and was reaped, its last frames have been passed on, and its resources are freed.
@@ -120,6 +126,8 @@ class ChannelWithResults:
 class Child(ChannelWithResults):
     """A worker process. Its `owner` is notified of its frames and its end."""
 
+    shares_memory = True
+
     def __init__(
         self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
     ) -> None:
@@ -147,7 +155,7 @@ class Child(ChannelWithResults):
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            self._owner.refused(error)
+            self._owner.refused(_refusal(error))
             return
         self._inherited = theirs, -1
         try:
@@ -211,7 +219,7 @@ class Child(ChannelWithResults):
         self._free()
         if not self._reported:
             self._reported = True
-            self._owner.refused(error)
+            self._owner.refused(_refusal(error))
 
     def _signal(self) -> None:
         if self._process is not None:
@@ -285,6 +293,10 @@ class Child(ChannelWithResults):
         return f"it was ended by signal {-code} ({signal.strsignal(-code)}{hint})"
 
 
+def _refusal(error: OSError) -> str:
+    return f"the process cannot be started: {error}"
+
+
 class WorkerListener(Protocol):
     """What a SupervisedWorker reports to if it concerns the whole pool."""
 
@@ -293,6 +305,9 @@ class WorkerListener(Protocol):
 
     def worker_failed(self, worker: "SupervisedWorker", error: WeirError) -> None:
         """`worker` did not become ready at the start of the pool; or, later, again and again, while it is still tried."""
+
+    def unreachable(self, reason: str) -> None:
+        """No worker can be started now."""
 
 
 class WorkerChild(Protocol):
@@ -305,6 +320,10 @@ class WorkerChild(Protocol):
     @property
     def held_bytes(self) -> int:
         """How many bytes of its results have not been released."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it reaches the arenas of this machine."""
 
     def start(self) -> None:
         """Start the process."""
@@ -319,6 +338,10 @@ class WorkerChild(Protocol):
         """End the process now. `exited` is still called, with `reason` if that was the cause."""
 
 
+Spawn = Callable[[Launch, ChildListener, asyncio.AbstractEventLoop, int], WorkerChild]
+"""Returns a process of a worker, not started yet, and of this niceness while it loads."""
+
+
 class Flight(NamedTuple):
     """What is kept of a batch until it is answered: its number of tries, the wanted types, its places in the arena, and the limit of its time, if it
     has one of its own."""
@@ -330,7 +353,8 @@ class Flight(NamedTuple):
 
 
 class SupervisedWorker:
-    """Keeps one process running. Its public attributes are those of WorkerState."""
+    """Keeps one process running. Its public attributes are those of WorkerState, and where the process is if it is one of a cluster: the id and the
+    address of its node, the ids of its GPUs, and that of its actor."""
 
     def __init__(
         self,
@@ -339,13 +363,19 @@ class SupervisedWorker:
         pool: WorkerListener,
         listener: Listener,
         loop: asyncio.AbstractEventLoop,
+        spawn: Spawn = Child,
     ) -> None:
         self.index = launch.index
         self.bulk = launch.bulk
         self.state = "starting"
         self.restarts = 0
         self.reason = ""
+        self.node = self.address = self.actor = ""
+        self.gpus: list[str] = []
         self.stopped: asyncio.Future[None] = loop.create_future()
+        self._leaving = ""  # why it gets no more batches and is started elsewhere
+        self._keeps = launch.settings.ray_detached is not None  # the process outlives this server
+        self._spawn = spawn
         self._launch = launch
         self._arena = arena
         self._pool = pool
@@ -391,17 +421,10 @@ class SupervisedWorker:
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
         if self.bulk:
             niceness = LOWEST
-        self._child = self._new_child(niceness)
+        self._leaving = ""
+        self._child = self._spawn(self._launch, self, self._loop, niceness)
         self._start_limit.begin()
         self._child.start()
-
-    def _new_child(self, niceness: int) -> WorkerChild:
-        """Return what runs the worker, not started yet. A worker that runs elsewhere overrides this."""
-        return Child(self._launch, self, self._loop, niceness)
-
-    def _stop_frame(self) -> Stop:
-        """Return the frame that stops the worker. One that can outlive this server overrides this."""
-        return Stop()
 
     def announce(self) -> None:
         """Tell the listener that the worker takes batches. From now on it is started again when it dies."""
@@ -412,7 +435,7 @@ class SupervisedWorker:
         """Send `batch` to the process. Raises RuntimeError if there is none."""
         if self._child is None:
             raise RuntimeError(f"{self._name} was given a batch while {self.state}. This is a bug in Weir")
-        places = None if self._arena is None else BatchPlaces(self._arena)
+        places = None if self._arena is None or not self._child.shares_memory else BatchPlaces(self._arena)
         try:
             frame = encode_batch(batch, places)
         except BaseException:
@@ -442,11 +465,12 @@ class SupervisedWorker:
         elif loading:
             self._child.kill()
         else:
-            self._child.send(encode_control(self._stop_frame()))
+            self._child.send(encode_control(Stop(keep=self._keeps)))
             self._timer = self._loop.call_later(grace, self._child.kill)
 
     def unload(self, grace: float) -> None:
         """Do what `stop` does, for good: a worker that can outlive this server does not."""
+        self._keeps = False
         self.stop(grace)
 
     def kill(self, reason: str = "") -> None:
@@ -477,13 +501,51 @@ class SupervisedWorker:
             self._error = frame.error
         elif isinstance(frame, Turn):
             self._take_turn(wanted=frame.wanted)
+        elif isinstance(frame, WorkerWaits):
+            self._wait(frame.reason)
+        elif isinstance(frame, WorkerPlaced):
+            self._placed(frame)
+        elif isinstance(frame, WorkerLeaves):
+            self._leave(frame.reason)
 
-    def refused(self, error: OSError) -> None:
-        """Try again later, because the system has refused a process."""
+    def refused(self, reason: str, *, unreachable: bool = False) -> None:
+        """Try again later, because there can be no process now."""
         self._gone()
         if self.state != "stopped":
-            refusal = ModelError(f"{self._name}: the process cannot be started: {error}")
-            self._not_loaded(refusal, self._backoff.refused())
+            refusal = ModelNotReady if unreachable else ModelError
+            self._not_loaded(refusal(f"{self._name}: {reason}"), self._backoff.refused())
+            if unreachable:
+                self._pool.unreachable(reason)
+
+    def disconnected(self) -> None:
+        """Get no more batches: the process has most likely ended."""
+        if self.state == READY:
+            self._listener.worker_leaves(self.index)
+
+    def _wait(self, reason: str) -> None:
+        if reason != self.reason:
+            logger.info("%s is waiting for resources: %s", self._name, reason)
+        self.reason = reason
+        if self._started:  # then it may take as long as it takes; the others serve meanwhile
+            self._start_limit.end()
+
+    def _placed(self, at: WorkerPlaced) -> None:
+        self.node, self.address, self.gpus, self.actor = at.node, at.address, at.gpus, at.actor
+        if at.taken_over:
+            logger.info("%s takes over the actor %s, which was detached", self._name, at.actor)
+        if self._started:
+            self.reason = f"it loads on node {at.node[:8]} ({at.address})"
+            self._start_limit.begin()
+
+    def _leave(self, reason: str) -> None:
+        if self.state == READY and not self._leaving:
+            self._leaving = reason
+            self._listener.worker_leaves(self.index)
+            self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if self._leaving and not self._batches:
+            self.kill(self._leaving)
 
     def exited(self, reason: str) -> None:
         """Report the end of the process, and start another one, unless the worker is stopped."""
@@ -551,6 +613,8 @@ class SupervisedWorker:
         else:
             self._went_on(events.batch_id)  # `predict` has yielded
         self._listener.received(self.index, events)
+        if self._leaving:
+            self._leave_if_idle()
 
     def _not_loaded(self, error: WeirError, wait: float) -> None:
         if not self._started:  # the caller of `start` gets the error
@@ -574,6 +638,8 @@ class SupervisedWorker:
 
     def _gone(self) -> None:
         self._child = None
+        self.node = self.address = self.actor = ""
+        self.gpus = []
         self._turn.end()
         self._start_limit.end()
         self._predict_limit.end()

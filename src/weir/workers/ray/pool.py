@@ -1,4 +1,4 @@
-"""Ray actors as an Executor, on the side of the server: one RayWorker for each, and the connection to the process that speaks with Ray.
+"""Ray actors as an Executor, on the side of the server: one ActorChild for each, and the connection to the process that speaks with Ray.
 
     server ──socket per worker──> driver process (driver.py) ──calls──> actor (actor.py), on any node
        └─────────────batches, and responses (connection.py)─────────────┘
@@ -22,29 +22,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from weir._version import __version__
-from weir.errors import ModelNotReady, SettingsError, add_extra
-from weir.messages import Events
-from weir.model import Model, is_tensor_model
+from weir.errors import SettingsError, add_extra
+from weir.model import Model
 from weir.wire.frames import (
     Frame,
     FrameParser,
     Ready,
     Start,
     StartFailed,
-    Stop,
     WorkerEnded,
-    WorkerLeaves,
     WorkerPlaced,
     WorkerWaits,
     encode_control,
 )
-from weir.workers.arena import Arena
-from weir.workers.executor import READY, Listener
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import Channel
 from weir.workers.process.launch import Launch, Popen, python_path, start_process, when_gone
 from weir.workers.process.pool import STOP_GRACE, ProcessPool
-from weir.workers.process.supervision import ChannelWithResults, SupervisedWorker, WorkerChild
+from weir.workers.process.supervision import ChannelWithResults, ChildListener
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import parse_target
 
@@ -242,13 +237,15 @@ class ActorChild(ChannelWithResults):
         shares_memory: whether the actor reaches the arenas of this machine.
     """
 
-    def __init__(self, launch: Launch, link: RayLink, group: str, owner: "RayWorker") -> None:
+    def __init__(
+        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, link: RayLink, pool: "RaySpawner"
+    ) -> None:
         super().__init__()
         self._launch = launch
         self._link = link
-        self._group = group
+        self._pool = pool
         self._owner = owner
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._control: Channel[Frame] | None = None  # to the process that speaks with Ray
         self._giving_up: asyncio.TimerHandle | None = None
         self._attaching: asyncio.Task[None] | None = None
@@ -316,7 +313,7 @@ class ActorChild(ChannelWithResults):
         variables = launch.variables()
         environment = {"env_vars": variables} if variables else {}
         request = {
-            "group": self._group,
+            "group": self._pool.group,
             "label": f"{launch.name}/{launch.index}",
             "num_cpus": settings.num_cpus,
             "num_gpus": settings.num_gpus,
@@ -330,7 +327,7 @@ class ActorChild(ChannelWithResults):
             return {"number": self.number} | request
         what = [request | {"group": ""}, launch.options(), settings.ray_runtime_env, __version__]
         version = hashlib.sha256(
-            launch.source + self._owner.code + json.dumps(what, sort_keys=True).encode()
+            launch.source + self._pool.code + json.dumps(what, sort_keys=True).encode()
         ).hexdigest()
         return {"number": self.number, "detached": settings.ray_detached, "version": version} | request
 
@@ -346,13 +343,16 @@ class ActorChild(ChannelWithResults):
                 self._ready = True
                 self._link.receive()  # the connection was sent before this frame
             self._owner.received(frame)
+            if isinstance(frame, StartFailed):  # a process would end by itself
+                self.kill("it did not load")
 
     def _refused(self, error: OSError) -> None:
         self._attaching = None
         if not self._over:
             self._over = True
             self._close()
-            self._owner.refused(error)
+            where = self._link.address or "this machine"
+            self._owner.refused(f"no Ray can be reached at {where}: {error}", unreachable=True)
 
     def _connection_ended(self, reason: str) -> None:
         """Wait a moment for Ray to tell why; while it loads, as long as that takes."""
@@ -378,121 +378,76 @@ class ActorChild(ChannelWithResults):
         self._close_ours()
 
 
-class RayWorker(SupervisedWorker):
-    """Keeps one actor running. Its public attributes are those of WorkerState, and where the actor is."""
-
-    def __init__(
-        self, launch: Launch, arena: Arena | None, pool: "RayExecutor", listener: Listener, link: RayLink
-    ) -> None:
-        super().__init__(launch, arena, pool, listener, asyncio.get_running_loop())
-        self._ray_pool = pool
-        self._link = link
-        self._place: WorkerPlaced | None = None
-        self._leaving = ""  # why it gets no more batches and is placed elsewhere
-        self._keeps = launch.settings.ray_detached is not None
-        self._shared = arena
-        self._actor: ActorChild
-
-    @property
-    def code(self) -> bytes:
-        """The code of the model."""
-        return self._ray_pool.code
-
-    @property
-    def node(self) -> str:
-        """The id of the node that it is on, "" while it has no place."""
-        return "" if self._place is None else self._place.node
-
-    @property
-    def address(self) -> str:
-        """The address of that node."""
-        return "" if self._place is None else self._place.address
-
-    @property
-    def gpus(self) -> list[str]:
-        """The ids of its GPUs."""
-        return [] if self._place is None else self._place.gpus
-
-    @property
-    def actor(self) -> str:
-        """The id of its actor."""
-        return "" if self._place is None else self._place.actor
-
-    def unload(self, grace: float) -> None:
-        """Stop, and leave no detached actor."""
-        self._keeps = False
-        self.stop(grace)
-
-    def _stop_frame(self) -> Stop:
-        return Stop(keep=self._keeps)
-
-    def _new_child(self, niceness: int) -> WorkerChild:
-        self._place, self._leaving = None, ""
-        self._actor = ActorChild(self._launch, self._link, self._ray_pool.group, self)
-        return self._actor
-
-    def received(self, frame: Frame) -> None:
-        """Act on a frame from the actor, or from the process that speaks with Ray."""
-        if isinstance(frame, WorkerWaits):
-            self._wait(frame.reason)
-        elif isinstance(frame, WorkerPlaced):
-            self._place = frame
-            if frame.taken_over:
-                logger.info("%s takes over the actor %s, which was detached", self._name, frame.actor)
-            if self._started:
-                self.reason = f"it loads on node {frame.node[:8]} ({frame.address})"
-                self._start_limit.begin()
-        elif isinstance(frame, WorkerLeaves):
-            self._leave(frame.reason)
-        else:
-            super().received(frame)
-            if isinstance(frame, StartFailed):  # a process would end by itself
-                self.kill("it did not load")
-
-    def disconnected(self) -> None:
-        """Get no more batches: the actor has most likely ended, and Ray will soon say why."""
-        if self.state == READY:
-            self._listener.worker_leaves(self.index)
-
-    def _loaded(self) -> None:
-        self._arena = self._shared if self._actor.shares_memory else None
-        super()._loaded()
-
-    def refused(self, error: OSError) -> None:
-        """Try again later: there is no connection to Ray."""
-        self._gone()
-        if self.state != "stopped":
-            reason = f"no Ray can be reached at {self._ray_pool.where}: {error}"
-            self._not_loaded(ModelNotReady(f"{self._name}: {reason}"), self._backoff.refused())
-            self._ray_pool.unreachable(reason)
-
-    def _wait(self, reason: str) -> None:
-        if reason != self.reason:
-            logger.info("%s is waiting for resources: %s", self._name, reason)
-        self.reason = reason
-        if self._started:  # then it may take as long as it takes; the others serve meanwhile
-            self._start_limit.end()
-
-    def _leave(self, reason: str) -> None:
-        if self.state == "ready" and not self._leaving:
-            self._leaving = reason
-            self._listener.worker_leaves(self.index)
-            self._leave_if_idle()
-
-    def _leave_if_idle(self) -> None:
-        if self._leaving and not self._batches:
-            self.kill(self._leaving)
-
-    def _answered(self, events: Events) -> None:
-        super()._answered(events)
-        self._leave_if_idle()
-
-    def _gone(self) -> None:
-        self._place = None
-        super()._gone()
-
-
 _numbers = count()
+
+
+class RaySpawner:
+    """Starts the workers of one pool as actors of Ray. See Spawner.
+
+    Attributes:
+        group: its own, for the placement of its actors.
+    """
+
+    def __init__(self, model: type[Model] | str, settings: WorkerSettings, name: str) -> None:
+        self.group = f"{os.getpid()}-{next(_numbers)}"
+        self._model = model
+        self._settings = settings
+        self._name = name
+        self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
+        self._link: RayLink | None = None
+        if settings.ray_detached and not self._address:
+            raise SettingsError(
+                f"ray_detached={settings.ray_detached!r}: a Ray that is started for this server ends with it; give the address of another (ray_address)"
+            )
+
+    @cached_property
+    def code(self) -> bytes:
+        """What is in the file of the model, as far as there is one: a detached actor with other code is not the same."""
+        if isinstance(self._model, str):
+            named = parse_target(self._model)
+            spec = None if named.file else find_spec(named.module)
+            file = named.file or (spec and spec.origin)
+        else:
+            file = getattr(sys.modules.get(self._model.__module__), "__file__", None)
+        try:
+            return Path(file or "").read_bytes()
+        except OSError:
+            return b""
+
+    async def open(self) -> None:
+        """Connect to Ray. Raises SettingsError if there is none."""
+        self._link = RayLink.shared(self._address, self._settings.ray_runtime_env or "{}")
+        try:
+            async with asyncio.timeout(self._settings.start_timeout):
+                await self._link.connect()
+        except TimeoutError:
+            limit = self._settings.start_timeout
+            what = "Ray has not answered" if self._address else "no Ray could be started on this machine"
+            encrypted = (
+                "; if its nodes use TLS, set RAY_USE_TLS=1 and the RAY_TLS_ variables here too" if self._address else ""
+            )
+            raise SettingsError(
+                f"ray_address={self._address!r}: {what} within start_timeout={limit}{encrypted}"
+            ) from None
+        except OSError as error:
+            if not self._address:
+                raise SettingsError(
+                    f"no Ray could be started on this machine (ray_address names one that runs): {error}"
+                ) from error
+            raise SettingsError(f"ray_address={self._address!r}: {error}") from error
+        if self._settings.ray_detached:
+            self._link.sweep(self._settings.ray_detached, self._name, self._settings.first_workers)
+
+    def spawn(self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int) -> ActorChild:
+        """See Spawner. Ray knows no niceness."""
+        assert self._link is not None  # `open` has made it
+        return ActorChild(launch, owner, loop, self._link, self)
+
+    async def close(self) -> None:
+        """Leave the connection to the other models."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.release()
 
 
 class RayExecutor(ProcessPool):
@@ -516,84 +471,13 @@ class RayExecutor(ProcessPool):
         if find_spec("ray") is None:
             raise SettingsError(f"executor='ray': Ray is not installed; {add_extra('ray')}")
         refuse_settings(settings, ("cpu_affinity",))
-        super().__init__(model, params, settings, name=name, max_batch_size=max_batch_size, stop_grace=stop_grace)
-        self.group = f"{os.getpid()}-{next(_numbers)}"
-        self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
-        self._link: RayLink | None = None
-        if settings.ray_detached and not self._address:
-            raise SettingsError(
-                f"ray_detached={settings.ray_detached!r}: a Ray that is started for this server ends with it; give the address of another (ray_address)"
-            )
-
-    @cached_property
-    def code(self) -> bytes:
-        """What is in the file of the model, as far as there is one: a detached actor with other code is not the same."""
-        if isinstance(self._model, str):
-            named = parse_target(self._model)
-            spec = None if named.file else find_spec(named.module)
-            file = named.file or (spec and spec.origin)
-        else:
-            file = getattr(sys.modules.get(self._model.__module__), "__file__", None)
-        try:
-            return Path(file or "").read_bytes()
-        except OSError:
-            return b""
-
-    @property
-    def where(self) -> str:
-        """The address of Ray, for people."""
-        return self._address or "this machine"
-
-    async def _prepare(self) -> None:
-        self._link = RayLink.shared(self._address, self._settings.ray_runtime_env or "{}")
-        try:
-            async with asyncio.timeout(self._settings.start_timeout):
-                await self._link.connect()
-        except TimeoutError:
-            limit = self._settings.start_timeout
-            what = "Ray has not answered" if self._address else "no Ray could be started on this machine"
-            encrypted = (
-                "; if its nodes use TLS, set RAY_USE_TLS=1 and the RAY_TLS_ variables here too" if self._address else ""
-            )
-            raise SettingsError(
-                f"ray_address={self._address!r}: {what} within start_timeout={limit}{encrypted}"
-            ) from None
-        except OSError as error:
-            if not self._address:
-                raise SettingsError(
-                    f"no Ray could be started on this machine (ray_address names one that runs): {error}"
-                ) from error
-            raise SettingsError(f"ray_address={self._address!r}: {error}") from error
-        if self._settings.ray_detached:
-            self._link.sweep(self._settings.ray_detached, self._name, self._settings.first_workers)
-
-    async def _load_template(self) -> None:
-        """Do nothing: on other machines nothing can be shared, so each actor loads by itself."""
-
-    def _make_worker(self, index: int, *, bulk: bool = False) -> RayWorker:
-        assert self._link is not None
-        launch = Launch(
-            self._name,
-            index,
-            self._source,
-            self._settings,
-            self._max_batch_size,
-            request_fd=-1 if self._arena is None else self._arena.fd,
-            request_bytes=self._settings.arena_bytes,
-            result_bytes=self._settings.arena_bytes,
-            lends=isinstance(self._model, type) and is_tensor_model(self._model),
+        spawner = RaySpawner(model, settings, name)
+        super().__init__(
+            model,
+            params,
+            settings,
+            name=name,
+            max_batch_size=max_batch_size,
+            stop_grace=stop_grace,
+            spawner=spawner,
         )
-        return RayWorker(launch, self._arena, self, self._listener, self._link)
-
-    def unreachable(self, reason: str) -> None:
-        """Note that there is no connection to Ray now."""
-        if all(worker.state != "ready" for worker in self._workers.values()):
-            self._listener.unavailable(f"no worker of {self._name!r} is left: {reason}")
-
-    async def _end(self) -> None:
-        try:
-            await super()._end()
-        finally:
-            link, self._link = self._link, None
-            if link is not None:
-                await link.release()
