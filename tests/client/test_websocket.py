@@ -50,7 +50,7 @@ def test_the_end_reaches_those_who_wait_and_those_who_come_late() -> None:
 
 def test_certificates_are_verified_unless_tls_is_false() -> None:
     own = ssl.create_default_context()
-    assert "ssl" not in connect_options("https://a", True, {})  # websockets verifies by itself
+    assert connect_options("https://a", True, {})["ssl"].verify_mode is ssl.CERT_REQUIRED
     assert connect_options("https://a", False, {})["ssl"].verify_mode is ssl.CERT_NONE
     assert connect_options("https://a", own, {})["ssl"] is own
     assert "ssl" not in connect_options("http://a", False, {})

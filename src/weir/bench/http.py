@@ -28,7 +28,7 @@ from weir.bench.target import (
     given_requests,
     read_payloads,
 )
-from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
+from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, tls_context
 from weir.errors import SettingsError
 
 USER_AGENT = "weir-bench"
@@ -208,10 +208,8 @@ class TargetServer:
         self._headers = headers
         self._tls: ssl.SSLContext | None = None
         if address.tls:
-            self._tls = ssl.create_default_context()
+            self._tls = tls_context(not insecure)
             self._tls.set_alpn_protocols(["http/1.1"])
-            if insecure:
-                self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         self._family = socket.AF_UNIX
         self._name: Any = address.uds  # of the socket
 

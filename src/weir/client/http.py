@@ -1,17 +1,14 @@
 """The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httpx."""
 
 import asyncio
-import socket
-import time
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
 from weir.client.calls import ConnectionLost, Retry, Silence, Unreachable
-from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, address_of, error_of
+from weir.client.http_calls import Connections, HttpCalls, HttpReply, OutgoingRequest, address_of, error_of, tls_context
 from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import DeadlineExceeded
 
@@ -42,7 +39,7 @@ class HttpClient(Client):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = HttpTransport(url, headers_with(token), connections, tls)
+        transport = Connections(url, token, connections, tls)
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -64,50 +61,13 @@ class AsyncHttpClient(AsyncClient):
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
-class HttpTransport:
-    """A Transport for OutgoingRequests."""
-
-    def __init__(self, url: str, headers: Mapping[str, str], connections: int, tls: Any) -> None:
-        self._url = url
-        base, path = address_of(url)
-        transport = httpx.HTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
-        self._client = httpx.Client(base_url=base, headers=headers, transport=transport, trust_env=False)
-
-    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
-        ConnectionLost."""
-        deadline = time.monotonic() + timeout
-        options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
-        with _failing(self._url), self._client.stream(step.method, step.path, **options) as answer:
-            body = []
-            for chunk in answer.iter_bytes():
-                body.append(chunk)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        return HttpReply(answer.status_code, answer.headers, b"".join(body))
-
-    def chunks(self, step: OutgoingRequest, silence: Silence) -> Generator[bytes, None, None]:
-        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when `silence` is over, Unreachable,
-        ConnectionLost, or the error that the response stands for."""
-        options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": silence.seconds}
-        with _failing(self._url), self._client.stream(step.method, step.path, **options) as answer:
-            if answer.status_code != 200:
-                raise error_of(HttpReply(answer.status_code, answer.headers, answer.read()))
-            with silence.ending(partial(_shut, answer)), _failing(self._url):
-                yield from answer.iter_bytes()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._client.close()
-
-
 class AsyncHttpTransport:
     """An AsyncTransport for OutgoingRequests."""
 
     def __init__(self, url: str, headers: Mapping[str, str], connections: int, tls: Any) -> None:
         self._url = url
         base, path = address_of(url)
-        verify = httpx.create_ssl_context(verify=tls, trust_env=False)
+        verify = tls_context(tls)
 
         def make() -> httpx.AsyncClient:
             transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=_limits(connections), uds=path)
@@ -142,14 +102,6 @@ class AsyncHttpTransport:
     async def close(self) -> None:
         """Close all connections."""
         await self._clients.close()
-
-
-def _shut(answer: httpx.Response) -> None:
-    """End the connection of `answer`, so that a thread that reads from it returns."""
-    connection = answer.extensions["network_stream"].get_extra_info("socket")
-    with suppress(OSError):
-        # That of a socket with TLS may not be called from another thread.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import BoundedSemaphore, Lock
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
-from weir.client.calls import Calls, ConnectionLost, Decoder, Program, Streaming, Unreachable, error_of_status
+from weir.client.calls import Calls, ConnectionLost, Decoder, Program, Silence, Streaming, Unreachable, error_of_status
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError, WeirError
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
@@ -222,19 +223,19 @@ class _Encrypted(_Plain, HTTPSConnection):
 
 
 class Connections:
-    """Sends OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
+    """A Transport for OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
 
-    At most `limit` connections are open; they are kept for later requests. `token` goes with each request. Raises SettingsError
-    for a URL of another form.
+    At most `limit` connections are open; they are kept for later requests. `token` goes with each request; `tls` is as for HttpClient.
+    Raises SettingsError for a URL of another form.
     """
 
-    def __init__(self, url: str, token: str | None, limit: int) -> None:
+    def __init__(self, url: str, token: str | None, limit: int, tls: bool | ssl.SSLContext = True) -> None:
         self._url = url
         base, self._path = address_of(url)
         parts = _parsed(base)
         self._where = (str(parts.hostname), parts.port)
         self._prefix = parts.path.rstrip("/")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls_context(tls) if parts.scheme == "https" else None
         self._headers = _authorization(parts, token)
         self._places = BoundedSemaphore(limit)
         self._lock = Lock()
@@ -246,17 +247,44 @@ class Connections:
         """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could
         be sent, ConnectionLost if the connection ended before the response, and Cancelled after `close`."""
         deadline = time.monotonic() + timeout
-        if not self._places.acquire(timeout=timeout):
+        with self._answered(step, deadline) as (connection, _, answer):
+            pieces = []
+            while piece := answer.read1(_PIECE):
+                pieces.append(piece)
+                if not answer.isclosed():
+                    self._set_timeout(connection, deadline)
+        return _reply(answer, b"".join(pieces))
+
+    def chunks(self, step: OutgoingRequest, silence: Silence) -> Generator[bytes, None, None]:
+        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when `silence` is over, what `send` raises,
+        or the error that the response stands for."""
+        with self._answered(step, time.monotonic() + silence.seconds) as (_, sock, answer):
+            if answer.status != 200:
+                raise error_of(_reply(answer, answer.read()))
+            sock.settimeout(silence.seconds)
+            with silence.ending(partial(_shut, sock)), self._failing():
+                while piece := answer.read1(_PIECE):
+                    yield piece
+
+    @contextmanager
+    def _answered(self, step: OutgoingRequest, deadline: float) -> Iterator[tuple[_Plain, socket.socket, HTTPResponse]]:
+        """Send a request and give its connection, the socket, and the response, whose body the block must read. The connection is kept
+        if the block has read all."""
+        if not self._places.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise self._late()
         try:
             connection = self._connected(deadline)
             try:
-                reply, kept = self._exchange(connection, step, deadline)
+                with self._failing():
+                    sock, answer = self._sent(connection, step, deadline)
+                    yield connection, sock, answer
+                    if answer.length:
+                        raise HTTPException(f"{answer.length} bytes of its body are missing")
+                    answer.close()
             except BaseException:
                 self._discard(connection)
                 raise
-            self._give_back(connection) if kept else self._discard(connection)
-            return reply
+            self._give_back(connection) if connection.sock is not None else self._discard(connection)
         finally:
             self._places.release()
 
@@ -290,37 +318,31 @@ class Connections:
             return _Plain(*self._where, timeout=left)
         return _Encrypted(*self._where, timeout=left, context=self._tls)
 
-    def _exchange(self, connection: _Plain, step: OutgoingRequest, deadline: float) -> tuple[HttpReply, bool]:
-        """Return the response, and whether the connection may be kept."""
+    def _sent(self, connection: _Plain, step: OutgoingRequest, deadline: float) -> tuple[socket.socket, HTTPResponse]:
+        """Send a request, and return the socket and the response, whose head has been read."""
+        self._set_timeout(connection, deadline)
+        sock: socket.socket = connection.sock
+        with suppress(BrokenPipeError, ConnectionResetError):
+            # A server may respond and close before it has read all.
+            connection.request(
+                step.method, self._prefix + step.path, step.body or None, {**self._headers, **step.headers}
+            )
+            connection.flush()
+        return sock, connection.getresponse()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Translate errors of the connection in the block into ours."""
         try:
-            self._set_timeout(connection, deadline)
-            with suppress(BrokenPipeError, ConnectionResetError):
-                # A server may respond and close before it has read all.
-                connection.request(
-                    step.method, self._prefix + step.path, step.body or None, {**self._headers, **step.headers}
-                )
-                connection.flush()
-            answer = connection.getresponse()
-            body = self._body(connection, answer, deadline)
+            yield
+        except WeirError:
+            raise
         except TimeoutError as error:
             raise self._late() from error
         except (OSError, HTTPException) as error:
             if self._closed:
                 raise self._cancelled() from error
             raise ConnectionLost(f"{self._url}: the connection ended before the response ({error})") from error
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        return HttpReply(answer.status, headers, body), connection.sock is not None
-
-    def _body(self, connection: _Plain, answer: HTTPResponse, deadline: float) -> bytes:
-        pieces = []
-        while piece := answer.read1(_PIECE):
-            pieces.append(piece)
-            if not answer.isclosed():
-                self._set_timeout(connection, deadline)
-        if answer.length:
-            raise HTTPException(f"{answer.length} bytes of its body are missing")
-        answer.close()
-        return b"".join(pieces)
 
     def _set_timeout(self, connection: _Plain, deadline: float) -> None:
         """Let the socket wait until `deadline` at most. Raises TimeoutError if it has passed."""
@@ -360,6 +382,27 @@ class Connections:
 
     def _cancelled(self) -> Cancelled:
         return Cancelled(f"{self._url}: this client has been closed")
+
+
+def _reply(answer: HTTPResponse, body: bytes) -> HttpReply:
+    return HttpReply(answer.status, {name.lower(): value for name, value in answer.headers.items()}, body)
+
+
+def _shut(sock: socket.socket) -> None:
+    """End the connection of `sock`, so that a thread that reads from it returns."""
+    with suppress(OSError):
+        # That of a socket with TLS may not be called from another thread.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def tls_context(tls: bool | ssl.SSLContext) -> ssl.SSLContext:
+    """Return `tls` itself, or a context that verifies certificates if `tls`, and else accepts any."""
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    context = ssl.create_default_context()
+    if not tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _ended(connection: _Plain) -> bool:

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
-import httpx
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -29,8 +28,8 @@ from weir.client.calls import (
     Unreachable,
     error_of_status,
 )
-from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport, headers_with
-from weir.client.http_calls import HttpCalls, address_of, connect_unix, with_binary_outputs
+from weir.client.http import CONNECTIONS, AsyncHttpTransport, headers_with
+from weir.client.http_calls import Connections, HttpCalls, address_of, connect_unix, tls_context, with_binary_outputs
 from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -186,9 +185,9 @@ class WebSocketClient(Client):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        headers = headers_with(token)
-        http = HttpTransport(url, headers, connections, tls)
-        transport = WebSocketTransport(url, connect_options(url, tls, headers), http)
+        url = _server(url)
+        http = Connections(url, token, connections, tls)
+        transport = WebSocketTransport(url, connect_options(url, tls, headers_with(token)), http)
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -206,7 +205,7 @@ class AsyncWebSocketClient(AsyncClient):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        headers = headers_with(token)
+        url, headers = _server(url), headers_with(token)
         http = AsyncHttpTransport(url, headers, connections, tls)
         transport = AsyncWebSocketTransport(url, connect_options(url, tls, headers), http)
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
@@ -222,7 +221,7 @@ class _Opened(NamedTuple):
 class WebSocketTransport:
     """A Transport that sends WebSocketRequests over one WebSocket, which is opened when needed, and other steps over `http`."""
 
-    def __init__(self, url: str, options: dict[str, Any], http: HttpTransport) -> None:
+    def __init__(self, url: str, options: dict[str, Any], http: Connections) -> None:
         self._url = url
         self._options = options
         self._path = address_of(url)[1]
@@ -454,11 +453,16 @@ async def _close(connection: AsyncConnection) -> None:
     await connection.close()
 
 
+def _server(url: str) -> str:
+    """Return the address of the server, which ws:// and wss:// name as well as http:// and https://."""
+    return url.replace("ws", "http", 1) if url.startswith(("ws://", "wss://")) else url
+
+
 def connect_options(url: str, tls: Any, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of websockets' `connect` for the server at `url`; `tls` is as for HttpClient."""
     address = address_of(url)[0].rstrip("/").replace("http", "ws", 1) + PATH
     options: dict[str, Any] = {"uri": address, "max_size": None, "compression": None, "proxy": None}
     options["additional_headers"] = headers
-    if address.startswith("wss") and tls is not True:
-        options["ssl"] = httpx.create_ssl_context(verify=tls, trust_env=False)
+    if address.startswith("wss"):
+        options["ssl"] = tls_context(tls)
     return options
