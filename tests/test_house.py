@@ -117,7 +117,6 @@ MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
     "weir.batching.batcher.Batcher._start": HOT,
-    "weir.batching.request_state.RequestBase.__init__": HOT,
     "weir.catalog.adapters.triton_utils.PbRequest.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,

@@ -79,7 +79,7 @@ def _found(program: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
     with reserve_ports(1) as (port,):
         running = Supervised(tmp_path_factory.mktemp("supervisor"), port)
         try:
@@ -87,6 +87,13 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]
         finally:
             running.process.terminate()
             running.process.wait(200)
+
+
+@pytest.fixture
+def supervised(supervisor: Supervised) -> Supervised:
+    """Return a supervisor whose server was started, whatever the test before it did."""
+    supervisor.control("start", "weir")
+    return supervisor
 
 
 def test_supervisord_starts_a_killed_server_anew_and_its_workers_are_gone(supervised: Supervised) -> None:
@@ -126,7 +133,6 @@ def test_the_image_starts_weir_with_flags_that_it_has() -> None:
 
 
 def test_the_image_knows_whether_its_server_lives(supervised: Supervised) -> None:
-    supervised.control("start", "weir")
     supervised.ready()
     check = [sys.executable, *_instruction("HEALTHCHECK")[1:]]
     port = {**os.environ, "WEIR_PORT": supervised.url.rpartition(":")[2]}

@@ -79,12 +79,11 @@ class Line:
 class TextRequest(SimulatedRequest):
     """A text of so many `tokens`; one of the job if its number is negative."""
 
-    __slots__ = ("cost", "priority")
+    __slots__ = ()
 
     def __init__(self, number: int, arrival: float, tokens: float) -> None:
-        super().__init__(number, arrival)
-        self.cost = tokens
-        self.priority = -1 if number < 0 else 0
+        super().__init__(number, arrival, priority=-1 if number < 0 else 0)
+        self.form = self.form.replaced(cost=tokens)
 
 
 class IdleTimeWorkers(SimulatedWorkers):

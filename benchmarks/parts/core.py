@@ -22,7 +22,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
-from weir.messages import Dispatch, Wakeup
+from weir.messages import Dispatch, Form, Wakeup
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
@@ -34,6 +34,7 @@ WAITING = (10, 1_000, 100_000)
 COSTS = ("submit", "decision", "request")
 BATCH = 64
 REPEATS = 400
+FORM = Form(1e6)
 
 
 class Waiting(RequestBase):
@@ -54,14 +55,14 @@ def time_core(waiting: int) -> dict[str, float]:
     batcher = Batcher(settings, Greedy())
     now = 100.0
     for _ in range(waiting):
-        batcher.submit(Waiting(b"3", now, 1e6), now)
+        batcher.submit(Waiting(FORM, b"3", now), now)
     batcher.worker_ready(0, 1, now)
     (dispatch,) = batcher.poll(now, Wakeup.WORKER)
     submits, decisions, ways = [], [], []
     gc.freeze()
     for _ in range(REPEATS):
         now += 0.001
-        arrived = [Waiting(b"3", now, 1e6) for _ in range(min(BATCH, waiting))]
+        arrived = [Waiting(FORM, b"3", now) for _ in range(min(BATCH, waiting))]
         start = time.perf_counter_ns()
         for request in arrived:
             batcher.submit(request, now)

@@ -10,7 +10,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.messages import Wakeup
+from weir.messages import Form, Wakeup
 from weir.policy.rules import Greedy
 from weir.text_server.calibration import PADDING_SHARE
 
@@ -99,11 +99,12 @@ def simulate(
     while done < TEXTS:
         for _ in range(missing):
             now += 1e-6
-            batcher.submit(RequestBase(None, now, 1e9, cost=float(random.choice(lengths))), now)  # type: ignore[arg-type]  # nobody hears of its end
+            form = Form(1e9, cost=float(random.choice(lengths)))
+            batcher.submit(RequestBase(form, None, now), now)  # type: ignore[arg-type]  # nobody hears of its end
         if not batches:
             batcher.worker_ready(0, 1, now)
         (cut,) = batcher.poll(now, Wakeup.WORKER)
-        costs = [request.cost for request in cut.requests]
+        costs = [request.form.cost for request in cut.requests]
         tokens, work = tokens + sum(costs), work + sum(costs) + share * (len(costs) * max(costs) - sum(costs))
         batches, done, missing = batches + 1, done + cut.rows, cut.rows
         now += 1e-3

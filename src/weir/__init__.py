@@ -36,9 +36,7 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )
-from weir.messages import BULK, Reason
 from weir.model import Example, External, Last, Measure, Model, Tensor, model
-from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
     from weir.app import asgi, lifespan
@@ -46,8 +44,10 @@ if TYPE_CHECKING:
     from weir.catalog.loading import device_group, profile
     from weir.catalog.registry import Registry
     from weir.hosting import running, serve
+    from weir.messages import BULK, Reason
     from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
+    from weir.policy.decision import Decision, Observation, Policy
     from weir.policy.online.adaptive import SolvedPolicy
     from weir.policy.solve.bank import Bank
     from weir.serving.blocking import BlockingService
@@ -80,12 +80,17 @@ __all__ = [
 
 # Imported at their first use: worker processes and clients need neither asyncio nor the rest of the server.
 _LAZY = {
+    "BULK": "weir.messages",
     "Bank": "weir.policy.solve.bank",
     "BlockingService": "weir.serving.blocking",
     "Branch": "weir.catalog.chains",
     "Chain": "weir.catalog.chains",
+    "Decision": "weir.policy.decision",
+    "Observation": "weir.policy.decision",
+    "Policy": "weir.policy.decision",
     "Prices": "weir.policy.cost.objective",
     "Profile": "weir.policy.cost.profile",
+    "Reason": "weir.messages",
     "Registry": "weir.catalog.registry",
     "Service": "weir.serving.service",
     "Ray": "weir.workers.settings",

@@ -38,11 +38,11 @@ from weir.errors import ModelError, SettingsError, WeirError, counted
 from weir.frontends.frontend import Product
 from weir.frontends.http.application import request_to_try
 from weir.fronts.dispatcher import why_passed_on
-from weir.messages import JSON, OBJECT, Kind
+from weir.messages import JSON
 from weir.model import Example
 from weir.policy.residency import Room, why_too_large
 from weir.profiling.machine import memory_of
-from weir.protocols.entries import QueueEntry, Schedule
+from weir.protocols.entries import QueueEntry
 from weir.protocols.exchange import Exchange, QueuedRequest
 from weir.serving.service import Service, same
 from weir.settings import Settings
@@ -163,8 +163,8 @@ async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
         return int(sum(array.nbytes for array in answer.values()))
     accept = service.facts.model.content_types[0] if service.facts.model.content_types else JSON
     ended: asyncio.Future[QueuedRequest] = asyncio.get_running_loop().create_future()
-    entry = QueueEntry(item, Kind.ITEM, OBJECT, accept, 1, 1.0, None, False)
-    Exchange(service, frontend="check").submit(entry, Schedule(0, None), ended.set_result)
+    exchange = Exchange(service, frontend="check")
+    exchange.submit(QueueEntry(exchange.form(accept=accept), item), ended.set_result)
     request = await ended
     if request.error is not None:
         raise request.error

@@ -9,7 +9,10 @@ A request is identified in a trace by what its caller says, as headers that are 
 from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple, Protocol, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict, cast
+
+import msgspec
+from msgspec import Meta
 
 from weir.errors import ModelError, WeirError
 from weir.metrics import MetricReport
@@ -92,33 +95,62 @@ class Wakeup(IntEnum):
     TIMER = 2
 
 
+LONGEST_TIMEOUT = 1e8  # seconds, three years; the timers of event loops do not reach much further
+
+_Text = Annotated[str, Meta(max_length=64 << 10)]
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True):
+    """What requests have in common that differ in payload and arrival only. It is made once for requests that repeat, and never changes.
+
+    Arguments:
+        timeout: seconds from the arrival to the deadline.
+        kind: the kind of the payload.
+        content_type: how the payload (ITEMS: each element of it) is encoded; OBJECT if it is a Python value.
+        accept: the encoding of the response; OBJECT for a Python value.
+        rows, cost: the size of a request.
+        key: requests of different keys never share a batch; tensor shapes are part of it.
+        priority: higher goes first; a request with one below 0 is bulk work.
+        frontend: the frontend by which the request came: "python", "http", ...
+        caller: the API key that it came with; "" where the server asks for none.
+        explain: whether the response says something of its batch.
+    """
+
+    timeout: Annotated[float, Meta(le=LONGEST_TIMEOUT)]
+    kind: Kind = Kind.ITEM
+    content_type: _Text = OBJECT
+    accept: _Text = OBJECT
+    rows: Annotated[int, Meta(ge=1, le=1 << 31)] = 1
+    cost: float = 1.0
+    key: Any = None
+    priority: Annotated[int, Meta(ge=-(1 << 42), le=1 << 42)] = 0
+    frontend: _Text = "python"
+    caller: _Text = ""
+    explain: bool = False
+
+    def replaced(self, **fields: Any) -> "Form":
+        """Return a form that is like this one but for these fields."""
+        return msgspec.structs.replace(self, **fields)
+
+
 class Request(Protocol):
     """The attributes and methods of a request that the batcher and the executors use. Each frontend has its own classes.
 
-    The frontend sets the first group of attributes; only batching/request_state.py writes the second. Either `finish` or `fail` is
+    The frontend sets the first group of attributes; only batching/ writes the second. Either `finish` or `fail` is
     called, exactly once, unless the caller has cancelled. For a streaming model, `part` may be called any number of times before.
     If one of them raises, the exception is logged, and `abandon` is called where a request has it: its caller must not wait for ever.
     """
 
-    kind: Kind
+    form: Form
     payload: Any  # ITEM: the item; ITEMS: a sequence of items; TENSORS: dict name -> array
-    content_type: str  # how `payload` (ITEMS: each element of it) is encoded; OBJECT if it is a Python value
-    accept: str  # the encoding of the answer; OBJECT for a Python value
-    rows: int
-    cost: float
-    key: Hashable  # requests of different keys never share a batch; tensor shapes are part of it
-    priority: int  # higher goes first; a request with one below 0 is bulk work
     arrival: float  # instants are seconds of the service's clock
-    timeout: float
-    deadline: float  # arrival + timeout
-    large: bool  # whether it waits among the large requests, which small ones may overtake
+    deadline: float  # the arrival and the timeout
     tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see CallerQueue in text_server/requests.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
-    frontend: str  # the frontend by which it came: "python", "http", ...
-    caller: str  # which API key it came with; "" where the server asks for none
     # An Origin; a Trace once the request is in the queue, if requests are traced.
     trace: Any
 
+    large: bool  # whether it waits among the large requests, which small ones may overtake
     settled: bool  # whether it has ended (answered, failed or cancelled)
     taken: int  # rows (ITEMS: items) dispatched so far; equals `rows` when nothing of it is left in the queue
     overtaken: int  # how many batches with later requests have gone before it

@@ -15,9 +15,9 @@ from functools import wraps
 from typing import Any, NamedTuple, Protocol, overload
 
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
-from weir.messages import JSON, Batch, EventKind, Events, Timing
+from weir.messages import JSON, LONGEST_TIMEOUT, Batch, EventKind, Events, Timing
 from weir.model import Measure, Model, check_model
-from weir.serving import LONGEST_TIMEOUT, known_settings
+from weir.serving import known_settings
 from weir.serving.service import Service
 from weir.wire.status import http_code
 from weir.wire.values import decode, encode

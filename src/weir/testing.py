@@ -15,7 +15,7 @@ import msgspec
 
 from weir.batching.request_state import RequestBase
 from weir.errors import ModelError, WeirError
-from weir.messages import JSON, MSGPACK, OBJECT, Batch, Dispatch, Events, Kind, Observer, Request, Timing
+from weir.messages import JSON, MSGPACK, OBJECT, Batch, Dispatch, Events, Form, Kind, Observer, Request, Timing
 from weir.workers.executor import Block, Listener, free_index
 
 Answer = Callable[[list[Any]], list[Any]]
@@ -268,12 +268,11 @@ class FakeRequest(RequestBase):
     def __init__(
         self, payload: Any, *, arrival: float = 1000.0, timeout: float = 30.0, kind: Kind = Kind.ITEM,
         content_type: str = OBJECT, accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None,
-        priority: int = 0, large: bool = False, frontend: str = "fake",
+        priority: int = 0, frontend: str = "fake",
     ) -> None:  # fmt: skip
         super().__init__(
-            payload, arrival, timeout, kind=kind, content_type=content_type, accept=accept, rows=rows, cost=cost,
-            key=key, priority=priority, large=large, frontend=frontend,
-        )  # fmt: skip
+            Form(timeout, kind, content_type, accept, rows, cost, key, priority, frontend), payload, arrival
+        )
         self.parts: list[Any] = []
         self.output: Any = None
         self.dispatch: Dispatch | None = None

@@ -16,7 +16,7 @@ from weir.batching.padded import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
-from weir.messages import Dispatch, Events, Kind, Reason, Wakeup
+from weir.messages import Dispatch, Events, Form, Kind, Reason, Wakeup
 from weir.policy.decision import Policy
 from weir.policy.rules import Greedy
 
@@ -28,7 +28,9 @@ class Asked(RequestBase):
 
     def __init__(self, payload: Any, arrival: float = 0.0, timeout: float = TIMEOUT, **rest: Any) -> None:
         self.killers: frozenset[int] = frozenset(rest.pop("killers", ()))
-        super().__init__(payload, arrival, timeout, **rest)
+        large = rest.pop("large", False)
+        super().__init__(Form(timeout, **rest), payload, arrival)
+        self.large = large
         self.ends: list[Any] = []
         self.cuts_before = 0  # batches that had been cut when it was submitted
 
@@ -195,16 +197,16 @@ class Mill:
         else:
             running = sum(dispatch.rows - dispatch.bulk for dispatch in batcher.running.values())
             suspects = batcher._suspects
-        again = sum(self._share(entry) * entry[0].rows for entry in suspects.entries())
+        again = sum(self._share(entry) * entry[0].form.rows for entry in suspects.entries())
         under_way = waiting + running + ceil(again - 1e-9)
-        assert under_way in (request.rows, min(under_way, settings.capacity or inf))
-        cost = sum(rows_left(each) / each.rows * each.cost for each in ours) + request.cost
-        assert waiting == request.rows or cost <= (settings.max_queue_cost or inf) + 1e-9
+        assert under_way in (request.form.rows, min(under_way, settings.capacity or inf))
+        cost = sum(rows_left(each) / each.form.rows * each.form.cost for each in ours) + request.form.cost
+        assert waiting == request.form.rows or cost <= (settings.max_queue_cost or inf) + 1e-9
 
     @property
     def waiting(self) -> list[Asked]:
         """The requests in the line, as far as they know themselves."""
-        return [each for each in self.accepted if not each.settled and each.taken < each.rows]
+        return [each for each in self.accepted if not each.settled and each.taken < each.form.rows]
 
     def _check_dispatch(self, dispatch: Dispatch) -> None:
         requests, settings = dispatch.requests, self.settings
@@ -212,12 +214,12 @@ class Mill:
         assert dispatch.rows <= settings.max_batch_size
         is_alone = settings.padded and len(entries_of(dispatch)) == 1
         assert is_alone or dispatch.cost <= (settings.max_batch_cost or inf) + 1e-9
-        assert len({request.key for request in requests}) == 1 or dispatch.reason is Reason.RETRY
+        assert len({request.form.key for request in requests}) == 1 or dispatch.reason is Reason.RETRY
         assert not any(request.settled or request.deadline <= self.now for request in requests)
         self._check_bulk(dispatch)
         entries = entries_of(dispatch)
         assert len(set(entries)) == len(entries) == len(to_batch(dispatch).payloads)
-        assert dispatch.rows == ceil(sum(self._share(entry) * entry[0].rows for entry in entries) - 1e-9)
+        assert dispatch.rows == ceil(sum(self._share(entry) * entry[0].form.rows for entry in entries) - 1e-9)
         if settings.padded:
             self._check_padding(dispatch)
         for entry in entries:
@@ -235,7 +237,7 @@ class Mill:
             assert not dispatch.bulk, "bulk work is for the bulk workers"
         if dispatch.reason is Reason.RETRY:
             return
-        rows = [self._share(entry) * entry[0].rows for entry in entries_of(dispatch) if is_bulk(entry[0])]
+        rows = [self._share(entry) * entry[0].form.rows for entry in entries_of(dispatch) if is_bulk(entry[0])]
         assert dispatch.bulk == ceil(sum(rows) - 1e-9)
         assert (dispatch.bulk == dispatch.rows) == (dispatch.reason is Reason.BULK)
         if 0 < dispatch.bulk < dispatch.rows:
@@ -244,7 +246,7 @@ class Mill:
     def _check_padding(self, dispatch: Dispatch) -> None:
         entries = entries_of(dispatch)
         longest = max(length_of(request) for request, _, _ in entries)
-        tokens = sum(self._share(entry) * entry[0].cost for entry in entries)
+        tokens = sum(self._share(entry) * entry[0].form.cost for entry in entries)
         padding = self.settings.padding_cost * (dispatch.rows * longest - tokens)
         assert dispatch.padding == pytest.approx(padding, abs=1e-9)
         assert dispatch.cost == pytest.approx(tokens + padding)
@@ -254,7 +256,11 @@ class Mill:
     def _share(self, entry: Entry) -> float:
         request, start, stop = entry
         whole = (
-            request.rows if request.kind is Kind.TENSORS else len(request.payload) if request.kind is Kind.ITEMS else 1
+            request.form.rows
+            if request.form.kind is Kind.TENSORS
+            else len(request.payload)
+            if request.form.kind is Kind.ITEMS
+            else 1
         )
         return (stop - start) / whole
 
@@ -300,7 +306,7 @@ class Mill:
 
 def queue_of(request: RequestBase) -> tuple[Any, ...]:
     """Return what must agree for two requests to keep their order."""
-    return request.key, request.priority, request.large
+    return request.form.key, request.form.priority, request.large
 
 
 def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: bool = False) -> None:
@@ -331,10 +337,10 @@ def check_answer(request: Asked) -> None:
     (end,) = request.ends
     if isinstance(end, (WeirError, str)):
         assert end == "cancelled" or isinstance(end, (DeadlineExceeded, ModelCrashed, WorkerLost))
-    elif request.kind is Kind.ITEMS:
+    elif request.form.kind is Kind.ITEMS:
         pairs = zip(request.payload, end, strict=True)
         assert all(answer == item or isinstance(answer, WeirError) for item, answer in pairs)
-    elif request.kind is Kind.ITEM:
+    elif request.form.kind is Kind.ITEM:
         assert end == request.payload
     else:
         assert (end["x"] == request.payload["x"]).all()

@@ -373,8 +373,8 @@ def median_waits(clients: dict[int, int], seconds: float = 15.0, *, padded: bool
             left[id(request)] -= stop - start
             if not left[id(request)]:
                 request.settled = True
-                waits[request.rows].append(now - request.arrival)
-                send(request.rows)
+                waits[request.form.rows].append(now - request.arrival)
+                send(request.form.rows)
         poll(Wakeup.WORKER)
     return {size: median(found) for size, found in waits.items()}
 
@@ -477,7 +477,7 @@ def test_express_calls_and_others_take_turns() -> None:
     # The express call of 8 rows has the earliest deadline.
     express, plain = Reason.EXPRESS, Reason.SIZE
     assert [cut.reason for cut in mill.cuts] == [express, plain] * 3 + [express] * 3
-    assert [cut.requests[0].timeout for cut in mill.cuts[:3:2]] == [1.0, 1.0]
+    assert [cut.requests[0].form.timeout for cut in mill.cuts[:3:2]] == [1.0, 1.0]
 
 
 # What can never be in a batch is refused, and the message says why.

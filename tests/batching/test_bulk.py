@@ -100,7 +100,7 @@ def test_interactive_requests_go_before_older_and_more_urgent_bulk_work() -> Non
     mill.now = 0.1
     mill.submit(*many(2, 0.1, key="other"))
     (cut,) = mill.finish(first)
-    assert [request.key for request in cut.requests] == ["other"] * 2
+    assert [request.form.key for request in cut.requests] == ["other"] * 2
     (cut,) = mill.finish(cut)
     assert (cut.rows, cut.bulk) == (5, 5)
 
@@ -201,7 +201,7 @@ def test_bulk_texts_join_without_making_the_batch_longer() -> None:
     (first,) = mill.submit(*many(1))
     mill.submit(*(Asked(0, cost=length, priority=BULK) for length in (8.0, 9.0, 40.0)), Asked(0, cost=10.0))
     (cut,) = mill.finish(first)
-    assert sorted(request.cost for request in cut.requests) == [8.0, 9.0, 10.0]
+    assert sorted(request.form.cost for request in cut.requests) == [8.0, 9.0, 10.0]
     assert (cut.bulk, cut.padding, cut.cost) == (2, 3.0, 30.0)
     (cut,) = mill.finish(cut)
     assert (cut.rows, cut.reason) == (1, Reason.BULK)

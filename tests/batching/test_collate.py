@@ -17,7 +17,7 @@ def tensors(rows: int) -> Asked:
 
 def dispatch(*requests: Asked, slices: list[tuple[int, int] | None] | None = None, plain: bool = False) -> Dispatch:
     """Return a dispatch of these."""
-    rows = sum(request.rows for request in requests)
+    rows = sum(request.form.rows for request in requests)
     return Dispatch(
         1, 0, list(requests), slices, rows, float(rows), Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0, 2, plain
     )

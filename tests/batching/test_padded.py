@@ -137,7 +137,7 @@ def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     assert led.index(first) == 4
     assert led.index(large) == 3
     assert led.index(second) == 8
-    assert sum(request.cost == 90.0 for request in led) == 9
+    assert sum(request.form.cost == 90.0 for request in led) == 9
 
 
 def test_one_that_was_overtaken_enough_goes_before_who_came_later_alone() -> None:
@@ -168,8 +168,16 @@ def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
 @pytest.mark.no_cover
 def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
     random, waits = Random(9), []
-    mill = Mill(workers=2, max_batch_size=16, max_batch_cost=160.0, padded=True, max_padding=4.0, max_queue_size=5000)
-    mill.submit(*(of(10.0, large=True) for _ in range(1200)))
+    mill = Mill(
+        workers=2,
+        max_batch_size=16,
+        max_batch_cost=160.0,
+        padded=True,
+        max_padding=4.0,
+        max_queue_size=5000,
+        small_request_size=1,
+    )
+    mill.submit(*(Asked(None, rows=2, cost=20.0) for _ in range(1200)))
     full, soon = 0.168, 1.0
     while mill.batcher.waiting_rows > 100:
         ends = {dispatch.at + 0.008 + 0.001 * dispatch.cost: dispatch for dispatch in mill.batcher.running.values()}
@@ -184,9 +192,11 @@ def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
     assert len(waits) > 50
     assert max(waits) <= 1.3 * full  # twice as long, if the crowd filled up its batch
     beside = [
-        sum(each.large for each in cut.requests) for cut in mill.cuts if not all(each.large for each in cut.requests)
+        sum(each.form.rows for each in cut.requests if each.large)
+        for cut in mill.cuts
+        if not all(each.large for each in cut.requests)
     ]
-    assert max(beside) == 3  # eight times the padding is room for as many
+    assert max(beside) == 2  # eight times the padding is room for three rows, and each of them has two
     assert {cut.rows for cut in mill.cuts if cut.rows > max(beside) + 4} == {16}
 
 
@@ -314,7 +324,7 @@ def test_padding_is_far_below_that_of_arrival_order() -> None:
         mill = Mill(max_batch_size=16, padded=padded, max_padding=40.0, max_queue_size=5000)
         mill.submit(*(of(size) for size in sizes))
         mill.run_all()
-        cost = sum(cut.rows * max(request.cost for request in cut.requests) for cut in mill.cuts)
+        cost = sum(cut.rows * max(request.form.cost for request in cut.requests) for cut in mill.cuts)
         waste[padded] = 1.0 - sum(sizes) / cost
     assert waste[True] < 0.1 < 0.4 < waste[False]
 

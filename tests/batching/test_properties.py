@@ -137,9 +137,9 @@ class Batching(RuleBasedStateMachine):
         """One entry of a batch is answered ahead of the others."""
         dispatch = next(iter(self.mill.batcher.running.values()))
         request, start, _ = entry = entries_of(dispatch)[index % len(entries_of(dispatch))]
-        if request.kind is Kind.TENSORS:
+        if request.form.kind is Kind.TENSORS:
             return
-        output = ModelError("bad") if is_error and request.kind is Kind.ITEMS else self._answer(*entry)
+        output = ModelError("bad") if is_error and request.form.kind is Kind.ITEMS else self._answer(*entry)
         kinds = [EventKind.ERROR if isinstance(output, ModelError) else EventKind.DONE]
         place = index % len(entries_of(dispatch))
         self.mill.give(dispatch, Events(dispatch.batch_id, [output], indices=[place], kinds=kinds, final=False))
@@ -147,7 +147,7 @@ class Batching(RuleBasedStateMachine):
         assert start >= 0
 
     def _answer(self, request: Any, start: int, _: int) -> Any:
-        return request.payload[start] if request.kind is Kind.ITEMS else request.payload
+        return request.payload[start] if request.form.kind is Kind.ITEMS else request.payload
 
     @precondition(lambda self: self.mill.batcher.running)
     @rule()
@@ -155,7 +155,7 @@ class Batching(RuleBasedStateMachine):
         """The first tensors in a batch fail: the end of a request of which a part may still wait."""
         dispatch = next(iter(self.mill.batcher.running.values()))
         for place, entry in enumerate(entries_of(dispatch)):
-            if entry[0].kind is Kind.TENSORS:
+            if entry[0].form.kind is Kind.TENSORS:
                 kinds = [EventKind.ERROR]
                 events = Events(dispatch.batch_id, [ModelCrashed("bad")], indices=[place], kinds=kinds, final=False)
                 self.mill.give(dispatch, events)

@@ -30,7 +30,7 @@ from weir import (
 from weir.batching.request_state import RequestBase
 from weir.catalog.chains import dependents
 from weir.inprocess import InProcess
-from weir.messages import JSON, Dispatch
+from weir.messages import JSON, Dispatch, Form
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 
@@ -202,7 +202,8 @@ async def test_frontends_call_a_chain_as_they_call_a_model() -> None:
     chain = Chain(["double", "negate"], name="chain")
     async with running(chain) as models:
         for body in (b"3", b"{"):
-            chain.submit(Asked(body, chain.now(), 1.0, content_type=JSON, accept=JSON, frontend="http"))
+            form = Form(1.0, content_type=JSON, accept=JSON, frontend="http")
+            chain.submit(Asked(form, body, chain.now()))
         await turns(20)
         assert sorted(map(type, got), key=str) == [bytes, InvalidRequest]
         assert b"-6" in got
@@ -278,7 +279,7 @@ async def test_an_item_that_a_hook_answers_does_not_reach_the_steps() -> None:
 
     class Priorities(SilentObserver):
         def answered(self, model: str, requests: Any, error: WeirError | None, now: float) -> None:
-            seen.extend(request.priority for request in requests)
+            seen.extend(request.form.priority for request in requests)
 
     async with running(inline(Double, observers=[Priorities()]), chain, own=True):
         calls = [chain.infer(item, priority=item + 10) for item in (-1, 2, -3, 4)]

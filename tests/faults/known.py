@@ -26,8 +26,8 @@ FAULTS = {
     "family-of-types-ignored": Fault("weir.protocols.response:_weight", mistakes("family", "candidate")),
     "challenge-lost": Fault("weir.protocols.response:error_headers", takes("Unauthorized", "False")),
     "payload-kept-to-the-end": Fault("weir.protocols.exchange:Gathering._ended", skips("drop_payload")),
-    "full-queue-of-rows-refused": Fault("weir.protocols.entries:make_entry", off_by_one("max_queue_size")),
-    "longer-timeout-counts": Fault("weir.protocols.entries:read_entries", mistakes("min", "max")),
+    "full-queue-of-rows-refused": Fault("weir.protocols.entries:_checked", off_by_one("most")),
+    "longer-timeout-counts": Fault("weir.protocols.entries:scheduled", mistakes("min", "max")),
     # frontends
     "request-id-of-a-page-lost": Fault("weir.frontends.http.asgi:identified", takes("MAX_REQUEST_ID_LENGTH", "False")),
     "keep-alive-without-pause": Fault("weir.frontends.http.asgi:EventStream._write", forgets("self._last")),

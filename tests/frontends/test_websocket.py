@@ -66,7 +66,7 @@ async def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
         }  # fmt: skip
         assert await answers(other) == [1, 2]
         assert sum(dispatch.rows for dispatch in server.observer.dispatches) == 4
-        frontends = {request.frontend for requests, _, _ in server.observer.answers for request in requests}
+        frontends = {request.form.frontend for requests, _, _ in server.observer.answers for request in requests}
         assert frontends == {"websocket"}
 
 
@@ -206,7 +206,7 @@ async def test_every_frontend_feeds_the_same_batch() -> None:
     assert events.count("data: ") == 2
     assert [len(part.outputs) for part in parts] == [2, 2, 0]
     assert [dispatch.rows for dispatch in heard.dispatches] == [6]
-    frontends = [request.frontend for requests, _, _ in heard.answers for request in requests]
+    frontends = [request.form.frontend for requests, _, _ in heard.answers for request in requests]
     assert sorted(frontends) == ["http", "python", "websocket"]
 
 

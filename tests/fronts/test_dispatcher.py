@@ -13,6 +13,7 @@ from tests.frontends.http.fast.kit import Square, squared
 from tests.frontends.http.sockets import until
 from tests.rings import subcases
 
+from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded
 from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared, KnownForm, RemoteRequest
@@ -34,10 +35,11 @@ from weir.fronts.messages import (
     frame_of,
     packed_key,
     reader_of_dispatcher,
+    reader_of_front,
     sent_error,
 )
 from weir.fronts.passing import ConnectionSender, socket_pair
-from weir.messages import JSON
+from weir.messages import JSON, Form, Kind
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, SharedAccount, SharedFigures, table_bytes
 from weir.serving.service import Service
@@ -45,7 +47,7 @@ from weir.testing import FakeExecutor, RecordingObserver
 from weir.workers.arena import create_memory
 
 # Some requests are made when the module is imported: they must not expire before their test.
-FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
+FORM = RequestForm(0, 1, b"", Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
 
 
 class Front:
@@ -127,10 +129,12 @@ async def test_requests_expire_are_explained_or_find_the_queue_full() -> None:
     """The first one's time is over already."""
     executor = FakeExecutor(squared)
     async with connected(executor, max_queue_size=1, max_batch_size=1) as (front, _, _):
-        await front.send(msgspec.structs.replace(FORM, timeout=-0.01), request(5))
+        await front.send(msgspec.structs.replace(FORM, form=FORM.form.replaced(timeout=-0.01)), request(5))
         expired = await front.next()
         assert (expired.number, expired.error.kind) == (5, "DeadlineExceeded")
-        await front.send(msgspec.structs.replace(FORM, number=1, explain=True), request(6, form=1))
+        await front.send(
+            msgspec.structs.replace(FORM, number=1, form=FORM.form.replaced(explain=True)), request(6, form=1)
+        )
         answer = await front.next()
         assert isinstance(answer, DetailedOutput)
         assert (answer.number, answer.output, answer.batch.rows) == (6, b"9", 1)
@@ -142,21 +146,23 @@ async def test_requests_expire_are_explained_or_find_the_queue_full() -> None:
 
 
 def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
-    form = RequestForm(
-        0, 1, 2.5, -3, 4, "a/b", "c/d", packed_key((("x", "<f4", (2,)), "mine")), explain=True, frontend="http"
-    )
-    made = RemoteRequest(None, None, KnownForm(form, None, None), 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
-    assert (made.payload, made.arrival, made.timeout, made.deadline) == (b"body", 10.0, 2.5, 12.5)
-    assert (made.rows, made.cost, made.priority, made.content_type, made.accept) == (4, 4.0, -3, "a/b", "c/d")
-    assert made.key == (("x", "<f4", (2,)), "mine") and hash(made.key)
+    form = Form(2.5, Kind.ITEM, "a/b", "c/d", 4, 4.0, (("x", "<f4", (2,)), "mine"), -3, "http", explain=True)
+    frame = frame_of([RequestForm(0, 1, packed_key(form.key), form.replaced(key=None))])
+    ((sent,),) = reader_of_front().feed(memoryview(frame))
+    assert isinstance(sent, RequestForm)
+    known = KnownForm(sent, None, None)  # type: ignore[arg-type]  # not asked
+    assert known.form == form and hash(known.form)
+    made = RemoteRequest(None, None, known.form, 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
+    for name in RequestBase.__slots__:
+        assert getattr(made, name) == getattr(RequestBase(known.form, b"body", 10.0), name), name
 
 
 BAD: dict[str, bytes | bytearray] = {
     "garbage": b"\x00\x00\x00\x04oops",
     "a frame without end": b"\xff\xff\xff\xff",
     "an unknown message": b"\x00\x00\x00\x03\x91\x91\x63",
-    "no rows": frame_of([msgspec.structs.replace(FORM, rows=0)]),
-    "an endless timeout": frame_of([msgspec.structs.replace(FORM, timeout=1e30)]),
+    "no rows": frame_of([msgspec.structs.replace(FORM, form=FORM.form.replaced(rows=0))]),
+    "an endless timeout": frame_of([msgspec.structs.replace(FORM, form=FORM.form.replaced(timeout=1e30))]),
     "a number of a form that is too large": frame_of([msgspec.structs.replace(FORM, number=1 << 20)]),
     "a key that is none": frame_of([msgspec.structs.replace(FORM, key=b"\x80")]),
     "an unknown form": frame_of([request(1, form=8)]),

@@ -29,7 +29,7 @@ from weir.fronts.messages import Link, MemoryGone, PlacedOutput, reader_of_dispa
 from weir.fronts.passing import socket_pair
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
-from weir.messages import JSON, Dispatch
+from weir.messages import JSON, Dispatch, Form
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 
@@ -42,11 +42,10 @@ RESULTS = "memfd:weir-results-"
 class Asked(RequestBase):
     """A request in a front, and its end."""
 
-    __slots__ = ("end", "explain", "number")
+    __slots__ = ("end", "number")
 
     def __init__(self, payload: Any) -> None:
-        super().__init__(payload, time.monotonic(), 60.0, content_type=JSON, accept=JSON)
-        self.explain = False
+        super().__init__(Form(60.0, content_type=JSON, accept=JSON), payload, time.monotonic())
         self.end: Any = None
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:

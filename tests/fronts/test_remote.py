@@ -20,16 +20,13 @@ from weir.fronts.messages import (
 )
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
-from weir.messages import JSON
+from weir.messages import JSON, Form
 
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:
     """Return what a front asks of its Requests."""
-    request = {
-        "payload": payload, "arrival": arrival, "timeout": 5.0, "priority": 0, "rows": 1, "content_type": JSON, "accept": JSON,
-        "key": None, "explain": False, "frontend": "http", "caller": "", "settled": False,
-    }  # fmt: skip
-    return SimpleNamespace(**{**request, **changes})
+    form = Form(**{"timeout": 5.0, "content_type": JSON, "accept": JSON, "frontend": "http", **changes})
+    return SimpleNamespace(payload=payload, arrival=arrival, form=form, settled=False)
 
 
 def sent_by(act: Callable[[Requests], None]) -> list[list[Any]]:
@@ -57,12 +54,12 @@ def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "second", [{"timeout": 6.0}, {"arrival": 0.5}, {"explain": True}, {"frontend": "grpc"}], ids=["form", "order", "explain", "frontend"]
+    ("arrival", "second"), [(2.0, {"timeout": 6.0}), (0.5, {}), (2.0, {"explain": True}), (2.0, {"frontend": "grpc"})], ids=["form", "order", "explain", "frontend"]
 )  # fmt: skip
-def test_others_have_a_message_of_their_own(second: dict[str, Any]) -> None:
+def test_others_have_a_message_of_their_own(arrival: float, second: dict[str, Any]) -> None:
     def act(requests: Requests) -> None:
         requests.submit(1, asked(b"a", 1.0))
-        requests.submit(1, asked(b"b", **{"arrival": 2.0, **second}))
+        requests.submit(1, asked(b"b", arrival, **second))
 
     ((one, other),) = sent_by(act)
     assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
@@ -113,7 +110,7 @@ def test_a_request_whose_caller_leaves_while_another_ends_gets_no_response() -> 
 def test_arrays_that_cannot_be_read_end_their_request_alone() -> None:
     ends: list[Any] = []
     first, second = asked({"x": numpy.zeros(2, "f4")}, 1.0), asked(b"b", 2.0)
-    first.trace, first.frontend, first.abandon = None, "http", lambda: ends.append("abandoned")
+    first.trace, first.abandon = None, lambda: ends.append("abandoned")
     second.finish = lambda output, dispatch: ends.append(output)
     ended_by([b"no arrays", b"2"], first, second)
     assert ends == ["abandoned", b"2"]

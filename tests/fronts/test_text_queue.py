@@ -20,10 +20,10 @@ from weir.fronts.messages import (
     Submit,
     TextOutputs,
 )
-from weir.messages import JSON, OBJECT
+from weir.messages import JSON, Form
 from weir.testing import FakeExecutor
 
-FORM = RequestForm(0, 1, 1e6, 0, 1, OBJECT, OBJECT, b"", explain=False, frontend="openai")
+FORM = RequestForm(0, 1, b"", Form(1e6, frontend="openai"))
 
 
 class Texts:
@@ -88,7 +88,7 @@ async def test_every_end_of_a_text_ends_its_turn() -> None:
 
 
 async def test_more_texts_than_a_front_can_have_connections_hinder_no_requests() -> None:
-    plain = RequestForm(1, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
+    plain = RequestForm(1, 1, b"", Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
 
     executor = FakeExecutor()
     async with connected(executor, max_batch_size=1, max_queue_size=8) as (front, _, account):

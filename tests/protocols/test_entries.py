@@ -9,7 +9,7 @@ from tests.protocols.test_response import read_head_of
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge
-from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
+from weir.messages import JSON, LENT, OBJECT, OCTETS, Form, Kind
 from weir.model import Measure
 from weir.protocols import entries
 from weir.protocols.entries import QueueEntry, item_entries
@@ -37,24 +37,26 @@ LIST = "/infer/echo/batch"
 @subcases(
     ("model", "path", "headers", "body", "entry"),
     [
-        (Echo, "/infer/echo", {"x_batch_key": "blue"}, b"{broken", (b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue", False)),
-        (Echo, LIST, {}, b'[1, {"a": 2}]', ([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None, False)),
-        (Echo, LIST, {}, b"[" + b"1," * 16 + b"1]", ([b"1"] * 17, Kind.ITEMS, JSON, JSON, 17, 17.0, None, True)),
-        (Echo, "/infer/echo", {"content_type": OCTETS}, b"", (b"", Kind.ITEM, OCTETS, JSON, 1, 1.0, None, False)),
-        (Words, "/infer/words", {}, b'"to be or"', (b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t", False)),
-        (Words, "/infer/words", {"x_batch_key": "blue"}, b'"t"', (b'"t"', Kind.ITEM, JSON, JSON, 1, 1.0, ("t", "blue"), False)),
-        (Loud, "/infer/loud", {"content_type": "text/plain"}, b"a b", (b"a b", Kind.ITEM, "text/plain", "text/plain", 1, 1.0, None, False)),
-        (Chunks, "/infer/chunks", {"content_type": OCTETS}, b"abc", (b"abc", Kind.ITEM, OCTETS, JSON, 3, 1.0, None, False)),
+        (Echo, "/infer/echo", {"x_batch_key": "blue"}, b"{broken", (b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue")),
+        (Echo, LIST, {}, b'[1, {"a": 2}]', ([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None)),
+        (Echo, LIST, {}, b"[" + b"1," * 16 + b"1]", ([b"1"] * 17, Kind.ITEMS, JSON, JSON, 17, 17.0, None)),
+        (Echo, "/infer/echo", {"content_type": OCTETS}, b"", (b"", Kind.ITEM, OCTETS, JSON, 1, 1.0, None)),
+        (Words, "/infer/words", {}, b'"to be or"', (b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t")),
+        (Words, "/infer/words", {"x_batch_key": "blue"}, b'"t"', (b'"t"', Kind.ITEM, JSON, JSON, 1, 1.0, ("t", "blue"))),
+        (Loud, "/infer/loud", {"content_type": "text/plain"}, b"a b", (b"a b", Kind.ITEM, "text/plain", "text/plain", 1, 1.0, None)),
+        (Chunks, "/infer/chunks", {"content_type": OCTETS}, b"abc", (b"abc", Kind.ITEM, OCTETS, JSON, 3, 1.0, None)),
     ],
 )  # fmt: skip
 def test_what_a_body_is_to_the_line(model: Any, path: str, headers: Any, body: bytes, entry: Any) -> None:
-    assert item_entries(read_head_of(model, path, **headers), body) == [QueueEntry(*entry)]
+    assert item_entries(read_head_of(model, path, **headers), body) == [
+        QueueEntry(Form(30.0, *entry[1:]).replaced(frontend="http"), entry[0])
+    ]
 
 
 def test_measured_items_of_a_list_are_requests_of_their_own_and_fail_alone() -> None:
     first, second, third = item_entries(read_head_of(Words, "/infer/words/batch"), b'["a b", 7, "c"]')
     assert isinstance(first, QueueEntry) and isinstance(third, QueueEntry)
-    assert (first.rows, third.rows) == (2, 1)
+    assert (first.form.rows, third.form.rows) == (2, 1)
     assert isinstance(second, InvalidRequest)
 
 
@@ -68,7 +70,7 @@ def test_tensors_are_arrays_whose_shapes_are_the_key_and_can_be_measured() -> No
     entry: Any
     dear: Any
     (entry,), (dear,) = (item_entries(read_head_of(model), body) for model in (Add, Dear))
-    assert (entry.kind, entry.rows, entry.cost, entry.content_type, entry.accept) == (
+    assert (entry.form.kind, entry.form.rows, entry.form.cost, entry.form.content_type, entry.form.accept) == (
         Kind.TENSORS,
         2,
         2.0,
@@ -76,13 +78,13 @@ def test_tensors_are_arrays_whose_shapes_are_the_key_and_can_be_measured() -> No
         LENT,
     )
     assert entry.payload["a"].dtype == numpy.float32
-    assert hash(entry.key) is not None
-    assert (dear.rows, dear.cost, dear.key[0]) == (2, 10.0, "dear")
+    assert hash(entry.form.key) is not None
+    assert (dear.form.rows, dear.form.cost, dear.form.key[0]) == (2, 10.0, "dear")
 
 
 def test_more_rows_than_the_line_holds_and_empty_bodies_are_refused() -> None:
     (most,) = item_entries(read_head_of(Echo, LIST), b"[" + b"1," * 1023 + b"1]")
-    assert isinstance(most, QueueEntry) and most.rows == 1024
+    assert isinstance(most, QueueEntry) and most.form.rows == 1024
     with pytest.raises(TooLarge, match="max_queue_size"):
         item_entries(read_head_of(Echo, LIST), b"[" + b"1," * 1024 + b"1]")
     with pytest.raises(InvalidRequest, match="empty"):

@@ -14,14 +14,13 @@ from tests.garbage import no_cycles_of
 from tests.rings import subcases
 from tests.streaming_models import Count, Script
 
-from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
-from weir.messages import JSON, MSGPACK, OBJECT, Dispatch, Kind
+from weir.messages import JSON, Dispatch
 from weir.model import Measure, Model
 from weir.protocols import HttpSettings
 from weir.protocols.data_plane import find
-from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
+from weir.protocols.entries import DEFAULT_SCHEDULE, QueueEntry, schedule_of
 from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart
 from weir.protocols.native import read_head_for
 from weir.serving.service import Service
@@ -174,8 +173,8 @@ async def test_a_payload_is_freed_while_others_of_its_request_wait() -> None:
     async with serving(Pair, executor=executor, max_batch_size=1) as (service, _):
         exchange, payloads = Exchange(service, frontend="lines"), [Payload(), Payload()]
         gone = [weakref.ref(each) for each in payloads]
-        entries: list[Any] = [REFUSED_ENTRY._replace(payload=each, content_type=OBJECT) for each in payloads]
-        gathered = asyncio.ensure_future(Gathering(exchange, Schedule(0, None), alone=True).run(entries))
+        entries: list[Any] = [QueueEntry(exchange.form(), each) for each in payloads]
+        gathered = asyncio.ensure_future(Gathering(exchange, alone=True).run(entries))
         payloads.clear()
         for under_way in (1, 0):
             await until(lambda: bool(executor.pending))
@@ -210,7 +209,7 @@ async def test_the_shortest_timeout_holds() -> None:
         submit = service.submit
 
         def spy(request: Any, now: float | None = None) -> None:
-            seen.append(request.timeout)
+            seen.append(request.form.timeout)
             submit(request, now)
 
         service.submit = spy  # type: ignore[method-assign]  # to see what goes into the line
@@ -220,42 +219,29 @@ async def test_the_shortest_timeout_holds() -> None:
         assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.facts.settings.timeout]
 
 
-def entry_of(item: bytes) -> QueueEntry:
-    return REFUSED_ENTRY._replace(payload=item, content_type=JSON, accept=JSON)
-
-
-def test_the_constructor_of_what_is_submitted_sets_what_the_base_sets() -> None:
-    entry = QueueEntry(b"3", Kind.ITEMS, JSON, MSGPACK, 2, 3.0, "k", True)
-    service = Service(Pair, executor=FakeExecutor(), clock=FakeClock(), timeout=9.0)
-    exchange = Exchange(service, frontend="lines")
-    for timeout in (None, 2.0):
-        request = QueuedRequest(entry, exchange, Schedule(4, timeout), lambda request: None, trace={"traceparent": "a"})
-        base = RequestBase(
-            b"3", service.now(), timeout or 9.0, kind=Kind.ITEMS, content_type=JSON, accept=MSGPACK, rows=2, cost=3.0, key="k",
-            priority=4, large=True, frontend="lines", trace={"traceparent": "a"},
-        )  # fmt: skip
-        for name in RequestBase.__slots__:
-            assert getattr(request, name) == getattr(base, name), name
+def entry_of(exchange: Exchange, item: bytes) -> QueueEntry:
+    return QueueEntry(exchange.form(content_type=JSON, accept=JSON), item)
 
 
 async def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:
     async with serving(Pair) as (service, observer):
         exchange, ended = Exchange(service, frontend="lines"), asyncio.Queue[QueuedRequest]()
         for item, output, error in ((b"3", b"[3,3]", type(None)), (b'"x"', None, ValidationFailed)):
-            request = exchange.submit(entry_of(item), Schedule(0, None), ended.put_nowait)
-            assert request.timeout == service.facts.settings.timeout
+            request = exchange.submit(entry_of(exchange, item), ended.put_nowait)
+            assert request.form.timeout == service.facts.settings.timeout
             assert await ended.get() is request
             assert (request.output, type(request.error)) == (output, error)
         await service.drain()
         with pytest.raises(Draining):
-            exchange.submit(entry_of(b"3"), Schedule(0, 1.0), ended.put_nowait)
+            exchange.submit(entry_of(exchange, b"3"), ended.put_nowait)
         assert ended.empty()
     assert observer.ends == 2
 
 
 async def submit_one(service: Service) -> None:
     ended = asyncio.Queue[QueuedRequest]()
-    Exchange(service, frontend="lines").submit(entry_of(b'"a b"'), Schedule(0, None), ended.put_nowait)
+    exchange = Exchange(service, frontend="lines")
+    exchange.submit(entry_of(exchange, b'"a b"'), ended.put_nowait)
     assert (await ended.get()).error is None
 
 

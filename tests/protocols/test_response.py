@@ -13,7 +13,7 @@ from weir import errors
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import UnsupportedMediaType
-from weir.messages import JSON, MSGPACK, OCTETS, Dispatch, Kind, Reason, Wakeup
+from weir.messages import JSON, MSGPACK, OCTETS, Dispatch, Form, Kind, Reason, Wakeup
 from weir.model import Model
 from weir.protocols import HttpSettings
 from weir.protocols.entries import output_body
@@ -39,7 +39,8 @@ class Ended(QueuedRequest):
     """A request with its end."""
 
     def __init__(self, end: Any, **options: Any) -> None:
-        RequestBase.__init__(self, None, **{"arrival": 0.0, "timeout": 1.0, **options})
+        arrival = options.pop("arrival", 0.0)
+        RequestBase.__init__(self, Form(1.0, **options), None, arrival)
         self.output, self.error = (None, end) if isinstance(end, errors.WeirError) else (end, None)
 
 

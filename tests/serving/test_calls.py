@@ -141,7 +141,7 @@ async def test_calls_outside_of_the_loop_or_before_the_start_say_so() -> None:
             await asyncio.to_thread(asyncio.run, elsewhere())
 
 
-SET_BY_CALLS = ("payload", "arrival", "timeout", "deadline", "settled", "taken", "overtaken", "partial", "_withdraw")
+SET_BY_CALLS = ("form", "payload", "arrival", "deadline", "settled", "taken", "overtaken", "partial", "_withdraw")
 
 
 async def test_a_call_without_options_is_made_like_any_other() -> None:

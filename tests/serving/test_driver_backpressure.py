@@ -3,14 +3,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weir.messages import Form
 from weir.serving.calls import ThreadCall
 from weir.serving.driver import SWEEP_ABOVE, BackpressureQueue
 
 
 def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows: int = 1) -> ThreadCall:
-    made = ThreadCall(name, arrival, timeout, lambda _: None)
-    made.rows = rows
-    return made
+    return ThreadCall(Form(timeout, rows=rows), name, arrival, lambda _: None)
 
 
 def entered(outside: BackpressureQueue, room: int = 1000) -> list[Any]:

@@ -7,7 +7,7 @@ from tests.serving.kit import Watch
 
 from weir import Model, Service, WeirError
 from weir.batching.request_state import RequestBase
-from weir.messages import JSON, Dispatch, Kind
+from weir.messages import JSON, Dispatch, Form, Kind
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -38,9 +38,7 @@ async def test_of_those_who_left(count: int) -> None:
     watch = Watch()
     async with Service(Large, observers=[watch]) as service:
         kind, payload = (Kind.ITEMS, [b"1"] * count) if count else (Kind.ITEM, b"1")
-        request = Nobody(
-            payload, service.now(), 30.0, kind=kind, content_type=JSON, accept=JSON, rows=max(count, 1)
-        )  # fmt: skip
+        request = Nobody(Form(30.0, kind, JSON, JSON, max(count, 1)), payload, service.now())
         service.submit(request)
         await watch.until(lambda: len(watch.timings) == (1 if count > 2 else 0) and watch.dispatches)
         service.cancel(request)

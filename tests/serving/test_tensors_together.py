@@ -9,7 +9,7 @@ import pytest
 
 from weir.batching.request_state import RequestBase
 from weir.errors import WeirError
-from weir.messages import KSERVE, LENT, Dispatch, Kind
+from weir.messages import KSERVE, LENT, Dispatch, Form, Kind
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.serving.service import Service
 from weir.wire.inference import ArenaArrays
@@ -59,7 +59,7 @@ def from_json(service: Service, row: list[float]) -> TensorsRequest:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(row)], "data": row}
     body = json.dumps({"inputs": [tensor], "id": "7"}).encode()
     outline = BodyPeek(service.facts.model.inputs)(body)
-    return TensorsRequest(body, service.now(), 30.0, key=outline.key, content_type=KSERVE, accept=KSERVE)
+    return TensorsRequest(Form(30.0, key=outline.key, content_type=KSERVE, accept=KSERVE), body, service.now())
 
 
 def from_binary(service: Service, rows: list[list[float]]) -> TensorsRequest:
@@ -69,10 +69,9 @@ def from_binary(service: Service, rows: list[list[float]]) -> TensorsRequest:
     block.view[: array.nbytes] = array.tobytes()
     view = numpy.frombuffer(block.view, numpy.float32, array.size).reshape(array.shape)
     arrays = ArenaArrays({"x": view}, block)
-    return TensorsRequest(
-        arrays, service.now(), 30.0, kind=Kind.TENSORS, rows=len(rows), cost=float(len(rows)), accept=LENT,
-        key=shape_key(arrays, service.facts.model.inputs),
-    )  # fmt: skip
+    key, count = shape_key(arrays, service.facts.model.inputs), len(rows)
+    form = Form(30.0, Kind.TENSORS, rows=count, cost=float(count), accept=LENT, key=key)
+    return TensorsRequest(form, arrays, service.now())
 
 
 @pytest.mark.parametrize("model", [Reversed, RaggedReversed])

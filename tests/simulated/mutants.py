@@ -139,7 +139,7 @@ KINDS = {
     },
     "a bound that does not hold": {
         "room-without-end": Fault("weir.batching.queue:RequestQueue.room", value=gives(True)),
-        "left-stays-in-queue": Fault("weir.batching.batcher:Batcher.cancel", takes("request.taken < request.rows", "False")),
+        "left-stays-in-queue": Fault("weir.batching.batcher:Batcher.cancel", takes("request.taken < request.form.rows", "False")),
         "place-never-free": Fault(DRIVER + "received", mistakes("self.batcher.finished(events.batch_id, now)", "self.batcher._take_back(events.batch_id)")),
         "bulk-without-end": Fault("weir.batching.batcher:Batcher._submit_bulk", skips("queue.room", "True")),
         "bulk-in-the-wrong-queue": Fault("weir.batching.batcher:Batcher._class_of", skips("is_bulk", "False")),
@@ -153,7 +153,7 @@ KINDS = {
         "content-taken-for-framing": Fault(HANDOVER + "_piece_size", mistakes("self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS)", "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS)")),
         "vectors-in-another-order": Fault("weir.text_server.encoder:Encoder._encoded", value=_reversed),
         "message-of-another-id": Fault("weir.frontends.websocket:response_of", value=_another_id),
-        "keys-mixed": Fault("weir.batching.queue:RequestQueue.enter", mistakes("request.key", "None")),
+        "keys-mixed": Fault("weir.batching.queue:RequestQueue.enter", mistakes("request.form.key", "None")),
         "slow-stream-loses-parts": Fault(DRIVER + "received", mistakes("refused", "()")),
         "part-after-the-end": Fault("weir.batching.collate:answers_in", takes("request.settled", "False")),
     },
@@ -214,7 +214,7 @@ KINDS = {
     "readiness or metrics that do not follow": {
         "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),
         "ready-without-workers": Fault(DRIVER + "unavailable", forgets("self.not_ready_reason")),
-        "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("[request.frontend for request in requests]", "[request.frontend for request in (*requests, *requests[:error is not None])]")),
+        "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("[request.form.frontend for request in requests]", "[request.form.frontend for request in (*requests, *requests[:error is not None])]")),
     },
 }  # fmt: skip
 MUTANTS: dict[str, Fault] = {name: fault for faults in KINDS.values() for name, fault in faults.items()}

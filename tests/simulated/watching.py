@@ -78,7 +78,7 @@ class Watch(SilentObserver):
         """The queue has taken it; bulk work has one of its own. Only a request that is larger than the queue may exceed it, alone."""
         batcher, most = service.generation.driver.batcher, service.facts.batching.max_queue_size
         for waiting in (batcher.waiting_rows - batcher.waiting_bulk, batcher.waiting_bulk):
-            if waiting > max(most, request.rows):
+            if waiting > max(most, request.form.rows):
                 self._world.broken(f"{waiting} rows wait, and at most {most} may")
 
     def not_taken(self, request: Request) -> None:
@@ -108,11 +108,11 @@ class Watch(SilentObserver):
             return
         idle = self._world.idle_since(name)
         for request in requests:
-            if not request.taken and idle < request.arrival and request.timeout > plan.workers[name].longest:
-                self._world.broken(f"a request expired before an idle worker, after {request.timeout:g} s")
+            if not request.taken and idle < request.arrival and request.form.timeout > plan.workers[name].longest:
+                self._world.broken(f"a request expired before an idle worker, after {request.form.timeout:g} s")
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        if len({request.key for request in dispatch.requests}) > 1:
+        if len({request.form.key for request in dispatch.requests}) > 1:
             self._world.broken("requests of different keys are in one batch")
         for request in dispatch.requests:
             if request.deadline < dispatch.at - ROUNDING:

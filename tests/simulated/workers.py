@@ -287,7 +287,7 @@ class SimulatedExecutor(ExecutorBase):
     def _count_deaths(self, batch: Batch) -> None:
         """An item may end so many workers, and no more."""
         for request in batch.requests:
-            if request.kind is Kind.ITEM:
+            if request.form.kind is Kind.ITEM:
                 _, before = self._deaths_of.get(id(request), (request, 0))
                 self._deaths_of[id(request)] = request, before + 1
                 if before >= MOST_DEATHS:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
-from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
+from weir.messages import Dispatch, Form, Kind, Reason, Request, Timing, Wakeup
 from weir.telemetry.exposition import Exposition, Levels
 from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
 from weir.testing import FakeRequest
@@ -26,7 +26,7 @@ class Ask(RequestBase):
 
 
 def ask(arrival: float, frontend: str = "http") -> Request:
-    return Ask(b"3", arrival, 30.0, frontend=frontend)
+    return Ask(Form(30.0, frontend=frontend), b"3", arrival)
 
 
 def dispatch(
@@ -248,7 +248,7 @@ def test_a_bound_belongs_to_its_bucket() -> None:
 
 
 def batch(*requests: FakeRequest, slices: list[tuple[int, int] | None] | None = None, attempt: int = 0) -> Dispatch:
-    rows = sum(request.rows for request in requests)
+    rows = sum(request.form.rows for request in requests)
     return Dispatch(
         1, 0, list(requests), slices, rows, 1.0, Reason.SIZE, rows, 0.0, None, Wakeup.ARRIVAL, 11.0, attempt
     )

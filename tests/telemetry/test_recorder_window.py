@@ -36,8 +36,8 @@ class Rig:
 
 def _rows(request: Request, part: tuple[int, int] | None) -> int:
     if part is None:
-        return request.rows
-    per_item = request.rows // len(request.payload) if request.kind is Kind.ITEMS else 1
+        return request.form.rows
+    per_item = request.form.rows // len(request.payload) if request.form.kind is Kind.ITEMS else 1
     return (part[1] - part[0]) * per_item
 
 

@@ -16,7 +16,7 @@ from tests.streaming_models import Count
 
 from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
-from weir.messages import child_of
+from weir.messages import Form, child_of
 from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry import TelemetrySettings, open_tracing
@@ -99,7 +99,7 @@ async def test_a_span_names_the_frontend_of_its_request() -> None:
     kept = Kept()
     async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
         for trace in ({"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}, None):
-            request = Asking(3, service.now(), 10.0, frontend="grpc", trace=trace)
+            request = Asking(Form(10.0, frontend="grpc"), 3, service.now(), trace)
             service.submit(request)
             await settled(request)
     within, own = kept.named("infer square")  # of the one that is not sampled there is none
@@ -114,7 +114,7 @@ async def test_what_vendors_add_to_a_trace_goes_on_with_each_of_its_spans() -> N
     async with Service(Square, observers=[tracing], executor="inline") as service:
         whole = tracing.new({"traceparent": CALLER, "tracestate": "a=1,b=2"})
         for origin in (whole, child_of(whole)):
-            request = Asking(3, service.now(), 10.0, frontend="grpc", trace=origin)
+            request = Asking(Form(10.0, frontend="grpc"), 3, service.now(), origin)
             service.submit(request)
             await settled(request)
     requests = kept.named("infer square")
@@ -204,14 +204,14 @@ async def test_what_never_runs_has_no_compute() -> None:
     kept = Kept()
     settings: dict[str, Any] = {"max_queue_size": 1, "max_batch_size": 1, "executor": FakeExecutor()}
     async with Service(Square, observers=[Tracing(kept)], **settings) as service:
-        running = Asking(1, service.now(), 60.0, frontend="grpc")
+        running = Asking(Form(60.0, frontend="grpc"), 1, service.now())
         service.submit(running)
         await asyncio.sleep(0)
-        service.submit(Asking(2, service.now(), 60.0, frontend="grpc"))
+        service.submit(Asking(Form(60.0, frontend="grpc"), 2, service.now()))
         with pytest.raises(Overloaded):
-            service.submit(Asking(3, service.now(), 60.0, frontend="grpc"))
+            service.submit(Asking(Form(60.0, frontend="grpc"), 3, service.now()))
         with pytest.raises((DeadlineExceeded, Overloaded)):
-            service.submit(Asking(3, service.now() - 2, 1.0, frontend="grpc"))
+            service.submit(Asking(Form(1.0, frontend="grpc"), 3, service.now() - 2))
         service.cancel(running)
         await service.stop(0.0)
     errors = [attributes(each)["error.type"] for each in kept.named("infer square")]

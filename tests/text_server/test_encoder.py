@@ -122,7 +122,7 @@ async def test_vectors_come_in_order() -> None:
             assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
             assert encoded.counts == [1 + number % 5 for number in range(count)]
             assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
-        assert {request.frontend for request, _ in heard.ends} == {"test"}
+        assert {request.form.frontend for request, _ in heard.ends} == {"test"}
         assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
     assert encoder.window == 256
 

@@ -11,20 +11,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.rings import subcases
 from tests.telemetry.test_tracing import CALLER, Kept, attributes, ids, times
 from tests.text_server.test_encoder import of, serving
-from tests.text_server.text_models import Summing
 
-from weir import Service
-from weir.batching.request_state import RequestBase
 from weir.errors import InvalidRequest
-from weir.messages import OBJECT, Kind
-from weir.protocols.entries import QueueEntry, Schedule
-from weir.protocols.exchange import Exchange, QueuedRequest
-from weir.serving import LONGEST_TIMEOUT
+from weir.messages import LONGEST_TIMEOUT
 from weir.telemetry.tracing import Tracing
-from weir.testing import FakeClock, FakeExecutor
-from weir.text_models.texts import Tokens
 from weir.text_server import requests
-from weir.text_server.requests import CallerQueue, Deadline, PieceVectors, TextRequest, deadline_of
+from weir.text_server.requests import CallerQueue, Deadline, PieceVectors, deadline_of
 
 
 async def traced(texts: list[Any], **options: Any) -> Kept:
@@ -37,22 +29,6 @@ async def traced(texts: list[Any], **options: Any) -> Kept:
 
 def below(kept: Kept, name: str, span: ReadableSpan) -> list[ReadableSpan]:
     return [each for each in kept.named(name) if each.parent is not None and each.parent.span_id == ids(span)[1]]
-
-
-def test_the_constructor_of_a_text_sets_what_that_of_a_queued_request_sets() -> None:
-    service = Service(Summing, executor=FakeExecutor(), clock=FakeClock())
-    exchange, tokens = Exchange(service, frontend="lines"), Tokens(b"abcd", 1)
-
-    def ended(request: QueuedRequest) -> None: ...
-
-    entry = QueueEntry(tokens, Kind.ITEM, OBJECT, OBJECT, 1, 3.0, None, False)
-    queued = QueuedRequest(entry, exchange, Schedule(-1, 2.0), ended)
-    text = TextRequest(
-        exchange, tokens, ended, arrival=service.now(), timeout=2.0, deadline=service.now() + 2.0, priority=-1, cost=3.0
-    )  # fmt: skip
-    for name in (*RequestBase.__slots__, *QueuedRequest.__slots__):
-        assert hasattr(text, name) == hasattr(queued, name), name  # a front alone gives a request its number
-        assert getattr(text, name, None) == getattr(queued, name, None), name
 
 
 async def test_a_call_has_its_reading_and_its_texts_below() -> None:

@@ -21,7 +21,7 @@ from weir.batching.bulk import BulkWork, WorkClass, is_bulk
 from weir.batching.collate import Lost
 from weir.batching.compose import BatchDraft, compose
 from weir.batching.forecast import BULK, IDLE, MARGIN, UNKNOWN_WAIT, QueueForecast, at_once, bounded, greedily
-from weir.batching.group import FifoQueue, Group, is_plain
+from weir.batching.group import FifoQueue, Group
 from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import settle, steps
@@ -30,7 +30,7 @@ from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Running, WaitingTurn, Worker, WorkerKinds
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
+from weir.messages import Dispatch, Form, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy, PolicyBase, complete
 
 
@@ -41,14 +41,16 @@ def check_size(request: Request, settings: BatchingSettings) -> None:
     """
     max_rows = settings.max_batch_size
     max_cost = inf if settings.padded or settings.max_batch_cost is None else settings.max_batch_cost
-    if request.rows < 1:
-        raise InvalidRequest(f"rows={request.rows}: a request has at least 1 row")
+    if request.form.rows < 1:
+        raise InvalidRequest(f"rows={request.form.rows}: a request has at least 1 row")
     pieces = steps(request)
-    rows = request.rows // pieces
+    rows = request.form.rows // pieces
     if rows > max_rows:
         raise InvalidRequest(f"rows={rows}: an item that cannot be divided has at most max_batch_size={max_rows} rows")
-    if not 0.0 <= request.cost / pieces <= max_cost:
-        raise InvalidRequest(f"cost={request.cost / pieces:g}: an item costs from 0 to max_batch_cost={max_cost:g}")
+    if not 0.0 <= request.form.cost / pieces <= max_cost:
+        raise InvalidRequest(
+            f"cost={request.form.cost / pieces:g}: an item costs from 0 to max_batch_cost={max_cost:g}"
+        )
 
 
 class Bound:
@@ -117,7 +119,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places", "_plain",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "kinds", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -147,6 +149,7 @@ class Batcher:
         self._refused = 0  # rows that were refused because the queue was full; they count as arrivals for the policy
         self._freed = False  # a place became free since the last poll
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
+        self._plain: Form | None = None  # the last form that was plain
         self._small = 1 if settings.small_request_size else inf
         # A request with less time than this until its deadline is checked in `_submit_other`, in seconds; so is each whose cost counts.
         counts_costs = self._max_cost < 1.0 or settings.padded or settings.max_queue_cost is not None
@@ -158,34 +161,24 @@ class Batcher:
 
     # Requests.
 
-    def submit(self, request: Request, now: float, plain: bool = False) -> None:
-        """Put `request` in the queue; its state is as `request_state.begin` makes it. With `plain` it is known to be an item of priority 0, one row and
-        unit cost: reading that from the class of a call takes longer than to put the call in the queue.
+    def submit(self, request: Request, now: float) -> None:
+        """Put `request` in the queue; its state is as `request_state.begin` makes it.
 
         Raises Draining; InvalidRequest if the request, or an indivisible item of it, exceeds what a batch may hold; DeadlineExceeded if the
         deadline has passed or can no longer be met; Overloaded with `retry_after` (seconds) when `max_waiting` rows wait. It is not in the
         queue then. A request larger than the whole queue is accepted when nothing waits.
         """
-        queue = self._queue
+        queue, form = self._queue, request.form
         if (
-            (
-                not plain
-                and (
-                    request.rows != 1
-                    or request.cost != 1.0
-                    or request.kind is not ITEM
-                    or request.priority
-                    or request.large
-                )
-            )
+            (form is not self._plain and not self._is_plain(form))
             or queue.arrivals >= queue.ceiling
             or request.deadline <= now + self._tight
             or request.arrival < queue.last_arrival
         ):
             self._submit_other(request, now)
             return
-        group = queue.groups.get(request.key)
-        if group is None or request.timeout != group.timeout:
+        group = queue.groups.get(form.key)
+        if group is None or form.timeout != group.timeout:
             queue.enter(request)
             return
         group.append(request)
@@ -199,49 +192,63 @@ class Batcher:
         """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival. Return them all, for `submit`, if they must be
         looked at one by one: they are not ordinary, or one might be refused."""
         first, queue = requests[0], self._queue
-        known = is_plain(first) and not first.priority and not first.large
-        if not known or queue.arrivals + len(requests) > queue.ceiling or first.deadline <= now + self._tight:
+        if (
+            not self._is_plain(first.form)
+            or queue.arrivals + len(requests) > queue.ceiling
+            or first.deadline <= now + self._tight
+        ):
             return requests
         queue.enter_alike(requests)
         return ()
 
+    def _is_plain(self, form: Form) -> bool:
+        """Return whether requests of `form` are items of priority 0, one row and unit cost. Most requests have the form of the one before."""
+        if form.rows != 1 or form.cost != 1.0 or form.kind is not ITEM or form.priority:
+            return False
+        self._plain = form
+        return True
+
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:
             raise Draining("draining: no new requests are accepted", retry_after=UNKNOWN_WAIT)
-        if request.rows != 1 or request.kind is not ITEM or not 0.0 <= request.cost <= self._largest_item:
+        if (
+            request.form.rows != 1
+            or request.form.kind is not ITEM
+            or not 0.0 <= request.form.cost <= self._largest_item
+        ):
             check_size(request, self.settings)
         if request.deadline <= now:
-            raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
-        request.large = request.rows > self._small or (request.large and self._small < inf)
+            raise DeadlineExceeded(f"timeout={request.form.timeout:g}: the deadline passed before the request arrived")
+        request.large = request.form.rows > self._small
         if is_bulk(request):
             self._submit_bulk(request)
             return
-        if not self.room(request.rows, request.cost) and not self._lengthened(request, now):
-            self._refused += request.rows
+        if not self.room(request.form.rows, request.form.cost) and not self._lengthened(request, now):
+            self._refused += request.form.rows
             raise Overloaded(self._fullness(self._queue, request), retry_after=self.drain_time())
-        is_near = request.deadline <= now + self._in_sight or request.cost > self._max_cost
+        is_near = request.deadline <= now + self._in_sight or request.form.cost > self._max_cost
         if is_near and self._forecast.cannot_make_it(request, now):
             raise DeadlineExceeded(
-                f"timeout={request.timeout:g}: the response would miss the deadline with the current queue"
+                f"timeout={request.form.timeout:g}: the response would miss the deadline with the current queue"
             )
         self._queue.enter(request)
 
     def _submit_bulk(self, request: Request) -> None:
         queue = self._bulk.queue
-        if not queue.room(request.rows, request.cost):
+        if not queue.room(request.form.rows, request.form.cost):
             raise Overloaded(f"bulk {self._fullness(queue, request)}", retry_after=self.drain_time())
         self._bulk_seen = True
         queue.enter(request)
 
     def _fullness(self, queue: RequestQueue, request: Request) -> str:
-        return f"rows={request.rows}: {self._what_is_full(queue, request)}"
+        return f"rows={request.form.rows}: {self._what_is_full(queue, request)}"
 
     def _what_is_full(self, queue: RequestQueue, request: Request) -> str:
         waiting = queue.waiting + queue.again
-        if waiting + queue.running + request.rows > queue.capacity:
+        if waiting + queue.running + request.form.rows > queue.capacity:
             return f"{waiting} rows wait and {queue.running} are with workers, capacity={queue.capacity}"
-        if queue.cost + request.cost > queue.max_cost:
-            return f"requests that cost {queue.cost:g} wait, this costs {request.cost:g}, max_queue_cost={queue.max_cost:g}"
+        if queue.cost + request.form.cost > queue.max_cost:
+            return f"requests that cost {queue.cost:g} wait, this costs {request.form.cost:g}, max_queue_cost={queue.max_cost:g}"
         key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
         return f"{queue.waiting} rows wait, {key}={queue.max_rows}"
 
@@ -252,12 +259,12 @@ class Batcher:
         """
         if not settle(request):
             return []
-        if request.taken < request.rows:
+        if request.taken < request.form.rows:
             self._class_of(request).queue.leave(request)
         if not request.taken:
             return []
         self._count_suspects()
-        if request.deadline - now <= GIVEN_UP * request.timeout:
+        if request.deadline - now <= GIVEN_UP * request.form.timeout:
             self._miss(request)
         return self.where([request])
 
@@ -563,7 +570,7 @@ class Batcher:
             self._bound.ask(self._policy, now)
         except Exception as error:
             self.policy_error = error
-        return self.room(request.rows, request.cost)
+        return self.room(request.form.rows, request.form.cost)
 
     def _retry(self, work: WorkClass, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of entries that run again, for a worker without other batches; None if there is none of either."""

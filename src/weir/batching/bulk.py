@@ -159,4 +159,4 @@ class BulkWork(WorkClass):
 
 def is_bulk(request: Request) -> bool:
     """Return whether `request` is bulk work: its priority is below 0."""
-    return request.priority < 0
+    return request.form.priority < 0

@@ -43,10 +43,10 @@ def indices_of(dispatch: Dispatch, requests: Container[int]) -> list[int]:
 
 
 def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
-    if request.kind is Kind.ITEM:
+    if request.form.kind is Kind.ITEM:
         return [(request, 0, 1)]
-    if request.kind is Kind.TENSORS:
-        return [(request, *(part or (0, request.rows)))]
+    if request.form.kind is Kind.TENSORS:
+        return [(request, *(part or (0, request.form.rows)))]
     start, stop = part or (0, len(request.payload))
     return [(request, item, item + 1) for item in range(start, stop)]
 
@@ -66,17 +66,17 @@ def to_batch(dispatch: Dispatch) -> Batch:
         entries = entries_of(dispatch)
         requests = [entry[0] for entry in entries]
         payloads = [_payload(*entry) for entry in entries]
-    content_types = _one_or_all([request.content_type for request in requests])
-    accepts = _one_or_all([request.accept for request in requests])
+    content_types = _one_or_all([request.form.content_type for request in requests])
+    accepts = _one_or_all([request.form.accept for request in requests])
     return Batch(dispatch.batch_id, payloads, content_types, accepts, dispatch.attempt, requests=requests)
 
 
 def _payload(request: Request, start: int, stop: int) -> Any:
-    if request.kind is Kind.ITEM:
+    if request.form.kind is Kind.ITEM:
         return request.payload
-    if request.kind is Kind.ITEMS:
+    if request.form.kind is Kind.ITEMS:
         return request.payload[start]
-    if stop - start == request.rows:
+    if stop - start == request.form.rows:
         return request.payload
     return {name: array[start:stop] for name, array in request.payload.items()}
 

@@ -37,7 +37,7 @@ class BatchDraft:
         """Take as much of `request` as fits. Return whether that was all of it."""
         total = steps(request)
         start = request.taken
-        unit_rows, unit_cost = request.rows // total, request.cost / total
+        unit_rows, unit_cost = request.form.rows // total, request.form.cost / total
         room = self.max_rows - self.rows
         if not self.requests:
             room = max(room, unit_rows)  # the policy wants fewer rows than one item has: that item goes alone
@@ -61,14 +61,14 @@ class BatchDraft:
         if self.slices is not None:
             self.slices.append(None if whole else (start, stop))
         self.requests.append(request)
-        self.plain = self.plain and request.kind is Kind.ITEM
+        self.plain = self.plain and request.form.kind is Kind.ITEM
         dispatch(request, stop, total)
 
     def leave_out(self, request: Request) -> None:
         """Settle `request`, whose answer would come too late, and note that it leaves the queue."""
         rows = rows_left(request)
         self.departed += rows
-        self.departed_cost += rows / request.rows * request.cost
+        self.departed_cost += rows / request.form.rows * request.form.cost
         self.late.append(request)
         settle(request)
 

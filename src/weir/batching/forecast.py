@@ -76,10 +76,10 @@ class QueueForecast:
         """Return whether the answer would be late even in a good case: after the requests that are certainly served before it, and its own service."""
         if not self._service.is_trusted(now) or not len(self._places):
             return False
-        group = self._queue.groups.get(request.key)
+        group = self._queue.groups.get(request.form.key)
         queue = FifoQueue() if group is None else group.queue_of(request)
         rate = self.rate(self._queue.waiting)
-        done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
+        done = now + self._service.alone(min(request.form.rows, self._largest), length_of(request))
         if done + queue.ahead(request) / rate < request.deadline:
             return False
         return not self._padded or done + _before(queue, request) / rate >= request.deadline
@@ -114,7 +114,7 @@ class QueueForecast:
         """
         needed = self._service.upper(self._largest)
         grown = max(FIRST_MARGIN * needed, MARGIN_GROWTH * self.margin)
-        self.margin = max(self.margin, min(grown, (request.timeout - needed) / 2.0))
+        self.margin = max(self.margin, min(grown, (request.form.timeout - needed) / 2.0))
 
     def made_it(self) -> None:
         """Note that a batch came back and missed no deadline: leave a little less time."""

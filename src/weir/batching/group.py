@@ -40,9 +40,9 @@ class Deadlines:
 
     def add(self, request: Request) -> None:
         """Add a waiting request."""
-        queue = self._by_timeout.get(request.timeout)
+        queue = self._by_timeout.get(request.form.timeout)
         if queue is None and len(self._by_timeout) < MAX_QUEUES:
-            queue = self._by_timeout[request.timeout] = deque()
+            queue = self._by_timeout[request.form.timeout] = deque()
         if queue is None or (queue and queue[-1].deadline > request.deadline):
             self._adds += 1
             heappush(self._heap, (request.deadline, self._adds, request))
@@ -55,7 +55,7 @@ class Deadlines:
         for timeout, queue in self._by_timeout.items():
             while queue:
                 request = queue[0]
-                if request.settled or request.taken >= request.rows:
+                if request.settled or request.taken >= request.form.rows:
                     queue.popleft()
                     continue
                 if request.deadline < first:
@@ -68,7 +68,7 @@ class Deadlines:
         heap = self._heap
         while heap:
             request = heap[0][2]
-            if not request.settled and request.taken < request.rows:
+            if not request.settled and request.taken < request.form.rows:
                 return min(first, request.deadline)
             heappop(heap)
         return first
@@ -84,7 +84,7 @@ class Deadlines:
             if place < len(heap) and heap[place][0] <= until:
                 found.append(heap[place][2])
                 places += (2 * place + 1, 2 * place + 2)
-        return [request for request in found if not request.settled and request.taken < request.rows]
+        return [request for request in found if not request.settled and request.taken < request.form.rows]
 
     def passed(self, now: float) -> list[Request]:
         """Remove and return the waiting requests whose deadline is not after `now`."""
@@ -95,7 +95,7 @@ class Deadlines:
                     late.append(queue.popleft())
             if self._heap and self._heap[0][0] <= now:
                 late.append(heappop(self._heap)[2])
-        return [request for request in late if not request.settled and request.taken < request.rows]
+        return [request for request in late if not request.settled and request.taken < request.form.rows]
 
     def trim(self, live: int) -> None:
         """Remove requests that have gone if they are more than half, when `live` requests wait. If none waits, keep nothing: a request may hold much
@@ -106,12 +106,12 @@ class Deadlines:
         if len(self) <= 2 * live + SLACK:
             return
         for timeout, queue in list(self._by_timeout.items()):
-            left = [request for request in queue if not request.settled and request.taken < request.rows]
+            left = [request for request in queue if not request.settled and request.taken < request.form.rows]
             queue.clear()
             queue.extend(left)
             if not left:
                 del self._by_timeout[timeout]
-        self._heap = [entry for entry in self._heap if not entry[2].settled and entry[2].taken < entry[2].rows]
+        self._heap = [entry for entry in self._heap if not entry[2].settled and entry[2].taken < entry[2].form.rows]
         heapify(self._heap)
 
 
@@ -121,7 +121,7 @@ CLASSES_PER_OCTAVE = 4  # size classes for each doubling: the sizes of one class
 
 def is_plain(request: Request) -> bool:
     """Return whether `request` is one item of one row and unit cost, so that such requests need only be counted."""
-    return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
+    return request.form.rows == 1 and request.form.cost == 1.0 and request.form.kind is Kind.ITEM
 
 
 class FifoQueue:
@@ -245,7 +245,7 @@ class SizeClass:
     @staticmethod
     def class_of(request: Request) -> int:
         """Return the size class of `request`."""
-        return size_class(request.rows)
+        return size_class(request.form.rows)
 
     def tag(self, max_rows: int) -> float:
         """Return what `had` will be when the next request gets up to `max_rows` rows more: the class with the lowest tag goes first."""
@@ -389,27 +389,27 @@ class Group:
     def __iter__(self) -> Iterator[Request]:
         for level in self.levels:
             for queue in (level.small, level.large):
-                yield from (each for each in queue.waiting if not each.settled and each.taken < each.rows)
+                yield from (each for each in queue.waiting if not each.settled and each.taken < each.form.rows)
 
     def queue_of(self, request: Request) -> FifoQueue:
         """Return the queue of `request`, which need not wait."""
-        level = self._by_priority.get(request.priority)
+        level = self._by_priority.get(request.form.priority)
         if level is None:
-            level = self._by_priority[request.priority] = PriorityLevel(request.priority, self._queue_type)
+            level = self._by_priority[request.form.priority] = PriorityLevel(request.form.priority, self._queue_type)
             self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
         return level.large if request.large else level.small
 
     def add(self, request: Request) -> None:
         """Add a request of any kind."""
-        queue = self.queue_of(request) if request.priority or request.large else self.plain
+        queue = self.queue_of(request) if request.form.priority or request.large else self.plain
         if not self.waiting and queue is self.plain:
-            self.timeout = request.timeout
-        elif request.timeout != self.timeout or queue is not self.plain:
+            self.timeout = request.form.timeout
+        elif request.form.timeout != self.timeout or queue is not self.plain:
             if self.timeout == self.timeout:
                 self._keep_deadlines_apart()
             self._deadlines.add(request)
         queue.add(request)
-        self.arrived += request.rows
+        self.arrived += request.form.rows
 
     def _keep_deadlines_apart(self) -> None:
         self.timeout = MIXED
@@ -459,7 +459,7 @@ class Group:
         if self.timeout != self.timeout:
             return self._deadlines.passed(now)
         due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
-        return [request for request in due if not request.settled and request.taken < request.rows]
+        return [request for request in due if not request.settled and request.taken < request.form.rows]
 
     def tight(self, until: float) -> Sequence[Request]:
         """Return the waiting requests whose deadline is not after `until`; none if the order of arrival is that of deadlines."""

@@ -33,7 +33,7 @@ from weir.messages import Request
 
 def length_of(request: Request) -> float:
     """Return the length of `request`: what one row of it costs."""
-    return request.cost / request.rows
+    return request.form.cost / request.form.rows
 
 
 def turn_of(request: Request) -> tuple[float, float]:
@@ -83,7 +83,7 @@ class LengthQueue(FifoQueue):
             waiting.append(request)
         self._added += 1
         self.brief += request.brief
-        turn, length = (request.tag, request.arrival), request.cost / request.rows
+        turn, length = (request.tag, request.arrival), request.form.cost / request.form.rows
         if turns and turn < turns[-1][0]:
             insort(turns, (turn, self._added, request))
         else:
@@ -107,10 +107,10 @@ class LengthQueue(FifoQueue):
         lengths = set()
         for request in requests:
             self.brief -= request.brief
-            lengths.add(request.cost / request.rows)
+            lengths.add(request.form.cost / request.form.rows)
         self._drop_turns()
         waiting = self.waiting
-        while self.dead > 0 and ((first := waiting[0]).settled or first.taken >= first.rows):
+        while self.dead > 0 and ((first := waiting[0]).settled or first.taken >= first.form.rows):
             waiting.popleft()
             self.dead -= 1
         for length in lengths:
@@ -122,7 +122,7 @@ class LengthQueue(FifoQueue):
         """Remove requests that have gone from the front of the turns."""
         first = 0
         for _, _, request in self._turns:
-            if not request.settled and request.taken < request.rows:
+            if not request.settled and request.taken < request.form.rows:
                 break
             first += 1
         del self._turns[:first]
@@ -133,9 +133,9 @@ class LengthQueue(FifoQueue):
         for _, _, request in self._turns:
             if rows <= 0 or cost <= 0.0:
                 break
-            if not request.settled and request.taken < request.rows:
+            if not request.settled and request.taken < request.form.rows:
                 found.append(request)
-                rows, cost = rows - request.rows, cost - request.cost
+                rows, cost = rows - request.form.rows, cost - request.form.cost
         return found
 
     def _trim(self, length: float) -> None:
@@ -143,7 +143,7 @@ class LengthQueue(FifoQueue):
         queue = self.by_length.get(length)
         if queue is None:
             return
-        while queue and ((first := queue[0]).settled or first.taken >= first.rows):
+        while queue and ((first := queue[0]).settled or first.taken >= first.form.rows):
             queue.popleft()
         if not queue:
             del self.by_length[length]
@@ -174,7 +174,7 @@ class LengthSizeClass(SizeClass):
     @staticmethod
     def class_of(request: Request) -> int:
         """Return the size class of `request`."""
-        return size_class(max(1.0, request.cost))
+        return size_class(max(1.0, request.form.cost))
 
     def tag(self, max_rows: int, max_cost: float = inf) -> float:
         """Return what `had` will be when the next request gets up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
@@ -222,10 +222,10 @@ class PaddedDraft(BatchDraft):
 
     def take(self, request: Request) -> bool:
         """Take as much of `request` as fits. Return whether that was all of it."""
-        if request.rows == 1:
+        if request.form.rows == 1:
             return self._take_row(request)
         total, start = steps(request), request.taken
-        unit_rows, length = request.rows // total, length_of(request)
+        unit_rows, length = request.form.rows // total, length_of(request)
         room = self.max_rows - self.rows
         least = 0 if self.requests else 1  # the leader goes in any case, alone if necessary
         count = max(least, min(total - start, room // unit_rows))
@@ -242,7 +242,7 @@ class PaddedDraft(BatchDraft):
 
     def _take_row(self, request: Request) -> bool:
         """Do what `take` does for a request of one row, as most are, which is not divided."""
-        length, rows = request.cost, self.rows + 1
+        length, rows = request.form.cost, self.rows + 1
         longest = length if length > self.longest else self.longest
         tokens = self.tokens + length
         padding = self.padding_cost * (rows * longest - tokens)
@@ -407,7 +407,7 @@ def _leader(queue: LengthQueue, max_overtakes: int) -> Request:
 def _hurried(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
     """Return the request that would miss its deadline unless it leads; None if there is none, or an older request has been overtaken
     `max_overtakes` times."""
-    mine = [each for each in tight if each.priority == level.priority and each.deadline > draft.start_cutoff]
+    mine = [each for each in tight if each.form.priority == level.priority and each.deadline > draft.start_cutoff]
     if not mine:
         return None
     hurried = min(mine, key=lambda each: each.deadline)
@@ -445,7 +445,7 @@ def _fill(draft: PaddedDraft, level: PriorityLevel, queue: LengthQueue, max_cost
     if head is not None:
         if queue.brief:
             soon = queue.next(SOON * draft.max_rows, SOON * draft.max_cost)
-            brief = sum(request.cost for request in [*draft.requests, *soon] if request.brief)
+            brief = sum(request.form.cost for request in [*draft.requests, *soon] if request.brief)
             draft.max_cost = min(draft.max_cost, max(BESIDE_SMALL * draft.max_padding, BESIDE_BRIEF * brief))
             if len(soon) + len(gone) < len(queue):
                 _spread(draft, *_by_length(soon), gone)
@@ -499,7 +499,7 @@ def _take_queue(draft: PaddedDraft, queue: deque[Request], gone: list[Request]) 
     """Take what fits of a queue. Return whether that was all of it."""
     while queue:
         request = queue[0]
-        if not request.settled and request.taken < request.rows:
+        if not request.settled and request.taken < request.form.rows:
             if request.deadline <= draft.start_cutoff:
                 draft.leave_out(request)
             elif not draft.take(request):

@@ -248,12 +248,12 @@ class RequestQueue:
 
     def enter(self, request: Request) -> None:
         """Add a request of any kind, and wake its group."""
-        group = self.groups.get(request.key)
+        group = self.groups.get(request.form.key)
         if group is None:
-            group = self.groups[request.key] = self._new_group(request.key)
+            group = self.groups[request.form.key] = self._new_group(request.form.key)
         group.add(request)
-        self.arrivals += request.rows
-        self.cost += request.cost
+        self.arrivals += request.form.rows
+        self.cost += request.form.cost
         self.last_arrival = max(self.last_arrival, request.arrival)
         if group.asleep or request.deadline < group.turn:
             self.scheduler.wake(group)
@@ -261,12 +261,12 @@ class RequestQueue:
     def enter_alike(self, requests: Sequence[Request]) -> None:
         """Add `requests`, which are plain, of priority 0, of one key and one timeout, and in order of arrival."""
         first, last = requests[0], requests[-1]
-        group = self.groups.get(first.key)
-        if group is None or first.timeout != group.timeout:
+        group = self.groups.get(first.form.key)
+        if group is None or first.form.timeout != group.timeout:
             self.enter(first)
             requests = requests[1:]
-            group = self.groups[first.key]
-        if first.timeout != group.timeout:
+            group = self.groups[first.form.key]
+        if first.form.timeout != group.timeout:
             for request in requests:
                 self.enter(request)
             return
@@ -283,7 +283,7 @@ class RequestQueue:
 
     def leave(self, request: Request) -> None:
         """Take the rest of a waiting request out, which was settled."""
-        group = self.groups[request.key]
+        group = self.groups[request.form.key]
         self._remove(group, request)
         self._divided.pop(id(request), None)
         if not group.waiting:
@@ -291,7 +291,7 @@ class RequestQueue:
 
     def _remove(self, group: Group, request: Request) -> None:
         rows = group.remove(request)
-        self.depart(rows, rows / request.rows * request.cost)
+        self.depart(rows, rows / request.form.rows * request.form.cost)
 
     def depart(self, rows: int, cost: float) -> None:
         """Note that so many rows, which cost so much together, have left a group."""
@@ -317,7 +317,7 @@ class RequestQueue:
         if not self._divided:
             return
         for key, request in list(self._divided.items()):
-            if request.taken >= request.rows:
+            if request.taken >= request.form.rows:
                 del self._divided[key]
             elif request.settled:
                 self.leave(request)

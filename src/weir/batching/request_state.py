@@ -5,11 +5,11 @@ equal size. Its answers are gathered until the last is there. It is settled once
 later output is dropped. Other modules read the attributes, or call the functions here.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from weir.errors import ModelError, Unsupported, WeirError
-from weir.messages import OBJECT, Dispatch, Kind, Request
+from weir.messages import Dispatch, Form, Kind, Request
 
 MISSING = object()
 
@@ -32,11 +32,10 @@ def begin(request: State) -> None:
 
 
 class RequestBase:
-    """The attributes of a Request, for protocols to subclass (they add `finish` and `fail`)."""
+    """The attributes of a Request, for protocols to subclass (they add `finish` and `fail`). It arrives at the instant `arrival`."""
 
     __slots__ = (
-        "accept", "arrival", "caller", "content_type", "cost", "deadline", "frontend", "key", "kind", "large", "overtaken", "partial",
-        "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
+        "arrival", "deadline", "form", "large", "overtaken", "partial", "payload", "settled", "taken", "trace",
     )  # fmt: skip
     settled: bool
     taken: int
@@ -45,32 +44,19 @@ class RequestBase:
     tag: float = 0.0
     brief: bool = False
 
-    def __init__(
-        self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
-        accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
-        large: bool = False, frontend: str = "python", caller: str = "", trace: Any = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, form: Form, payload: Any, arrival: float, trace: Any = None) -> None:
+        self.form = form
         self.payload = payload
         self.arrival = arrival
-        self.timeout = timeout
-        self.deadline = arrival + timeout
-        self.kind = kind
-        self.content_type = content_type
-        self.accept = accept
-        self.rows = rows
-        self.cost = cost
-        self.key = key
-        self.priority = priority
-        self.large = large
-        self.frontend = frontend
-        self.caller = caller
+        self.deadline = arrival + form.timeout
         self.trace = trace
+        self.large = False
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: this request has one answer."""
         raise Unsupported(
-            f"the frontend {self.frontend!r} returns one response per request, but a streaming model returns several"
+            f"the frontend {self.form.frontend!r} returns one response per request, but a streaming model returns several"
         )
 
 
@@ -79,11 +65,11 @@ class RequestBase:
 
 def steps(request: Request) -> int:
     """Return into how many pieces `request` could be divided; 1 if it cannot. Items of unequal size are kept together."""
-    if request.kind is Kind.TENSORS:
-        return request.rows
-    if request.kind is Kind.ITEMS:
+    if request.form.kind is Kind.TENSORS:
+        return request.form.rows
+    if request.form.kind is Kind.ITEMS:
         items = len(request.payload)
-        return items if items and request.rows % items == 0 else 1
+        return items if items and request.form.rows % items == 0 else 1
     return 1
 
 
@@ -91,20 +77,20 @@ def rows_left(request: Request) -> int:
     """Return how many rows of `request` are still to be dispatched."""
     taken = request.taken
     if not taken:
-        return request.rows
-    if taken >= request.rows:
+        return request.form.rows
+    if taken >= request.form.rows:
         return 0
-    return request.rows - taken * (request.rows // steps(request))
+    return request.form.rows - taken * (request.form.rows // steps(request))
 
 
 def is_gone(request: Request) -> bool:
     """Return whether nothing of `request` waits any more."""
-    return request.settled or request.taken >= request.rows
+    return request.settled or request.taken >= request.form.rows
 
 
 def dispatch(request: Request, stop: int, total: int) -> None:
     """Note that `request` is dispatched up to step `stop` of `total`. `taken` is `rows` when nothing is left, whatever the number of steps."""
-    request.taken = request.rows if stop == total else stop
+    request.taken = request.form.rows if stop == total else stop
 
 
 def dispatch_items(requests: Iterable[Request]) -> None:
@@ -201,7 +187,7 @@ def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Reques
     whole output or its WeirError."""
     if request.settled:
         return None
-    if request.kind is not Kind.ITEM:
+    if request.form.kind is not Kind.ITEM:
         gather = _gather_of(request)
         if not gather.put(start, stop, output):
             return None
@@ -214,7 +200,7 @@ def _gather_of(request: Request) -> ListGather | TensorGather:
     """Return the object that gathers the answers of `request`; the first call makes it."""
     if request.partial is None:
         request.partial = (
-            TensorGather(request.rows) if request.kind is Kind.TENSORS else ListGather(len(request.payload))
+            TensorGather(request.form.rows) if request.form.kind is Kind.TENSORS else ListGather(len(request.payload))
         )
     gather: ListGather | TensorGather = request.partial
     return gather

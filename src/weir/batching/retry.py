@@ -76,7 +76,9 @@ class CrashRetry:
     @property
     def rows(self) -> int:
         """How many rows are to run again and are not done."""
-        rows = sum(request.rows * (stop - start) / _entry_range(request) for request, start, stop in self.entries())
+        rows = sum(
+            request.form.rows * (stop - start) / _entry_range(request) for request, start, stop in self.entries()
+        )
         return ceil(rows - 1e-9)
 
     def earliest_deadline(self) -> float:
@@ -100,10 +102,10 @@ def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDr
     draft.slices = []
     rows = 0.0
     for request, start, stop in entries:
-        draft.plain = draft.plain and request.kind is Kind.ITEM
+        draft.plain = draft.plain and request.form.kind is Kind.ITEM
         share = (stop - start) / _entry_range(request)
-        rows += request.rows * share
-        draft.cost += request.cost * share
+        rows += request.form.rows * share
+        draft.cost += request.form.cost * share
         last = draft.slices[-1] if draft.slices else None
         if last is not None and draft.requests[-1] is request and last[1] == start:
             draft.slices[-1] = (last[0], stop)
@@ -121,6 +123,6 @@ def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDr
 
 def _entry_range(request: Request) -> int:
     """Return where the ranges of the entries of `request` end."""
-    if request.kind is Kind.TENSORS:
-        return request.rows
-    return len(request.payload) if request.kind is Kind.ITEMS else 1
+    if request.form.kind is Kind.TENSORS:
+        return request.form.rows
+    return len(request.payload) if request.form.kind is Kind.ITEMS else 1

@@ -19,7 +19,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.messages import Batch, Events, Request, Timing, child_of, label_of
+from weir.messages import Batch, Events, Form, Request, Timing, child_of, label_of
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
@@ -282,15 +282,14 @@ class ItemWalk:
         request, now = self._request, service.now()
         left = request.deadline - now
         if left <= 0:
-            raise DeadlineExceeded(f"no response within the timeout of {request.timeout:g} s")
-        call = Call(loop=asyncio.get_running_loop()).prepare(payload, now, left, service.cancel)
+            raise DeadlineExceeded(f"no response within the timeout of {request.form.timeout:g} s")
+        asked = request.form
+        key = None if self._tensors else asked.key
+        form = Form(left, key=key, priority=asked.priority, frontend=asked.frontend, caller=asked.caller)
+        call = Call(loop=asyncio.get_running_loop()).prepare(form, payload, now, service.cancel)
         call.deadline = request.deadline
-        call.priority = request.priority
-        call.frontend, call.caller = request.frontend, request.caller
         call.trace = child_of(request.trace)
-        if not self._tensors:
-            call.key = request.key
-        service.enter(call, self._begun or request.frontend == "python")
+        service.enter(call, self._begun or asked.frontend == "python")
         self._begun = True
         return call
 

@@ -73,7 +73,7 @@ class Residency:
 
     def wanted(self, generation: Generation, request: Request, now: float) -> WeirError | None:
         """See OnDemand."""
-        return self._ask(generation, request.deadline, now, request.caller)
+        return self._ask(generation, request.deadline, now, request.form.caller)
 
     def forsaken(self, generation: Generation) -> None:
         """See OnDemand."""

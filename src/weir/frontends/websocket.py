@@ -33,7 +33,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.access import allowed, caller_in
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.data_plane import find
-from weir.protocols.entries import QueueEntry, Schedule, response_of
+from weir.protocols.entries import QueueEntry, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -81,9 +81,9 @@ class _Waiting:
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes
 
-    def submit(self, entry: QueueEntry, schedule: Schedule) -> None:
+    def submit(self, entry: QueueEntry) -> None:
         """Put the request into the queue. Raises what Exchange.submit raises."""
-        self._queued = self.exchange.submit(entry, schedule, self._ended)
+        self._queued = self.exchange.submit(entry, self._ended)
 
     def cancel(self) -> None:
         """Cancel the request. Its end is not reported: the session forgets it."""
@@ -272,9 +272,9 @@ class Session:
                 request.parameters.pop(TRACEPARENT, None)
                 exchange = Exchange(service, frontend=FRONTEND)
                 exchange.caller = self._caller
-                (entry,), schedule = exchange.entries(request)
+                (entry,) = exchange.entries(request)
                 waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
-                waiting.submit(entry, schedule)
+                waiting.submit(entry)
                 return
         except Exception as error:
             if not (isinstance(error, ModelNotReady) and error.read is not None):
@@ -323,7 +323,7 @@ class Session:
         self.forget(waiting)
         service, request = waiting.exchange.service, waiting.inference_request
         try:
-            response = response_of(service, request, [queued.kind], [queued.output], queued.waited)
+            response = response_of(service, request, [queued.form.kind], [queued.output], queued.waited)
             response.parameters = {**response.parameters, FINAL: True}
             size = bytes_to_write(response, binary_outputs(request))
             write = partial(write_response, request, response)

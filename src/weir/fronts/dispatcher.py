@@ -56,7 +56,7 @@ from weir.fronts.messages import (
 )
 from weir.fronts.passing import ConnectionReceiver, Passed
 from weir.fronts.places import PlacesOfFront
-from weir.messages import OBJECT, Dispatch, Kind, Observer
+from weir.messages import OBJECT, Dispatch, Form, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
 from weir.protocols.exchange import inference_of
@@ -129,7 +129,7 @@ def _state_of(number: int, handle: ModelHandle, *, takes_texts: bool) -> ModelDe
     facts, model = handle.facts, handle.facts.model
     return ModelDescription(
         number, facts.name, facts.version, facts.platform, not why_passed_on(handle), facts.settings.timeout,
-        facts.batching.max_batch_size, facts.batching.max_queue_size, facts.batching.small_request_size,
+        facts.batching.max_batch_size, facts.batching.max_queue_size,
         list(model.inputs), list(model.outputs), list(model.content_types), facts.streaming, model.Output is bytes,
         overrides(model, "encode"), handle.control.workers.arena_bytes, takes_texts, facts.batching.max_batch_cost,
     )  # fmt: skip
@@ -151,54 +151,38 @@ def why_passed_on(handle: ModelHandle) -> str:
 
 
 class KnownForm:
-    """What the requests of a RequestForm, which was `sent`, have in common, as the queue needs it. `handle` is None if the model is not what the front
-    believes."""
+    """The form of a front's requests to `model`. `handle` is None if the model is not what the front believes."""
 
-    __slots__ = ("cost", "facts", "handle", "key", "large", "sent")
+    __slots__ = ("facts", "form", "handle", "model")
 
     def __init__(self, message: RequestForm, handle: LocalHandle | None, facts: "ModelFacts") -> None:
         """Raises ValueError for a key that cannot be one."""
-        self.sent = message
+        sent = message.form
+        self.model = message.model
+        self.form = sent.replaced(kind=Kind.ITEM, cost=float(sent.rows), key=unpacked_key(message.key))
         self.handle = handle
         self.facts = facts
-        self.cost = float(message.rows)
-        self.key = unpacked_key(message.key)
-        self.large = handle is not None and 0 < facts.batching.small_request_size < message.rows
-
-
-_ITEM = Kind.ITEM
 
 
 class RemoteRequest(RequestBase):
     """A request that a front has read."""
 
-    __slots__ = ("explain", "front", "handle", "number")
+    __slots__ = ("front", "handle", "number")
 
     def __init__(
-        self, front: "ConnectedFront", handle: Cancels, form: KnownForm, number: int, arrival: float, payload: bytes
+        self, front: "ConnectedFront", handle: Cancels, form: Form, number: int, arrival: float, payload: bytes
     ) -> None:
-        # As RequestBase does, but without arguments: this runs once per request. A test compares the results of the two.
-        sent = form.sent
+        # The constructor of RequestBase inlined: it runs once per request. A test compares the results of the two.
+        self.form = form
         self.payload = payload
         self.arrival = arrival
-        self.timeout = timeout = sent.timeout
-        self.deadline = arrival + timeout
-        self.kind = _ITEM
-        self.content_type = sent.content_type
-        self.accept = sent.accept
-        self.rows = sent.rows
-        self.cost = form.cost
-        self.key = form.key
-        self.priority = sent.priority
-        self.large = form.large
-        self.frontend = sent.frontend
-        self.caller = sent.caller
+        self.deadline = arrival + form.timeout
         self.trace = None
+        self.large = False
         begin(self)
         self.front = front
         self.handle = handle
         self.number = number
-        self.explain = sent.explain
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
@@ -210,7 +194,7 @@ class RemoteRequest(RequestBase):
         answers = front.answers or front.new_answers()
         if answers is None:
             front.fail(number, Overloaded("the front of this connection does not read the responses"))
-        elif self.explain or dispatch.woken_at is not None:
+        elif self.form.explain or dispatch.woken_at is not None:
             front.put(DetailedOutput(number, output, batched(dispatch)))
         else:
             answers.numbers.append(number)
@@ -300,7 +284,7 @@ class ConnectedFront:
         self._link.put(message)
         if isinstance(message, ModelTable):
             for form in self._forms.values():
-                if form.sent.model not in self._catalogue.handles:
+                if form.model not in self._catalogue.handles:
                     form.handle = None
 
     def close(self) -> None:
@@ -333,7 +317,7 @@ class ConnectedFront:
 
     def _know(self, message: RequestForm) -> None:
         handle, facts = self._catalogue.handles.get(message.model, _NONE)
-        if handle is not None and message.rows > facts.batching.max_batch_size:
+        if handle is not None and message.form.rows > facts.batching.max_batch_size:
             handle = None
         try:
             self._forms[message.number] = KnownForm(message, handle, facts)
@@ -341,37 +325,37 @@ class ConnectedFront:
             raise _Violation(f"a form of requests that is none: {error}") from None
 
     def _submit(self, message: Submit) -> None:
-        form, numbers = self._checked(message)
+        known, numbers = self._checked(message)
         kinds = set(map(type, message.payloads))
         if SentText in kinds:
             if len(kinds) > 1:
                 raise _Violation("texts and other requests in one message")
-            self._submit_texts(form, numbers, message)
+            self._submit_texts(known, numbers, message)
         elif SentPlace in kinds:
-            self._submit_places(form, numbers, message)
+            self._submit_places(known, numbers, message)
         else:
-            self._enter(form, numbers, message.arrivals, message.payloads)
+            self._enter(known, numbers, message.arrivals, message.payloads)
 
-    def _submit_places(self, form: KnownForm, numbers: range, message: Submit) -> None:
+    def _submit_places(self, known: KnownForm, numbers: range, message: Submit) -> None:
         try:
-            payloads = self._places.payloads(form.sent.model, message.payloads)
+            payloads = self._places.payloads(known.model, message.payloads)
         except ValueError as error:
             raise _Violation(str(error)) from None
         refused: Iterable[Any] = payloads
         try:
-            refused = self._enter(form, numbers, message.arrivals, payloads)
+            refused = self._enter(known, numbers, message.arrivals, payloads)
         finally:
             for payload in refused:
                 discard(payload)
 
-    def _submit_texts(self, form: KnownForm, numbers: range, message: Submit) -> None:
-        turns = self._catalogue.turns_of(form.handle)
-        if form.handle is None or turns is None or form.handle.facts is not form.facts:
+    def _submit_texts(self, known: KnownForm, numbers: range, message: Submit) -> None:
+        turns = self._catalogue.turns_of(known.handle)
+        if known.handle is None or turns is None or known.handle.facts is not known.facts:
             self._hand_back(numbers)
             return
         if self._texts is None:
             self._texts = TextsOfFront(self)
-        self._texts.enter(form, turns, numbers, message, self._now)
+        self._texts.enter(known, turns, numbers, message, self._now)
 
     def _reported(self, message: Reported) -> None:
         product = self._catalogue.product
@@ -385,32 +369,34 @@ class ConnectedFront:
     def _checked(self, message: Submit) -> tuple[KnownForm, range]:
         """Return the form and the numbers of requests that a front may send."""
         count, arrivals = len(message.payloads), message.arrivals
-        form, numbers = self._forms.get(message.form), range(message.first, message.first + count)
+        known, numbers = self._forms.get(message.form), range(message.first, message.first + count)
         most = self._most + self._catalogue.most_texts
-        if form is None or numbers.start < self._next or len(self.open) + count > most:
+        if known is None or numbers.start < self._next or len(self.open) + count > most:
             raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
         if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
             raise _Violation("no requests, requests out of order, or one from the future")
         self._next = numbers.stop
-        return form, numbers
+        return known, numbers
 
     def _hand_back(self, numbers: range) -> None:
         for number in numbers:
             self._link.put(MustHandOver(number))
 
     def _enter(
-        self, form: KnownForm, numbers: range, arrivals: Sequence[float], payloads: Sequence[Any]
+        self, known: KnownForm, numbers: range, arrivals: Sequence[float], payloads: Sequence[Any]
     ) -> Sequence[Any]:
         """Put requests of a form in their queue; return the payloads of those that were not accepted."""
-        handle = form.handle
-        if handle is None or handle.facts is not form.facts:
+        handle = known.handle
+        if handle is None or handle.facts is not known.facts:
             self._hand_back(numbers)
             return payloads
-        requests = list(map(RemoteRequest, repeat(self), repeat(handle), repeat(form), numbers, arrivals, payloads))
+        requests = list(
+            map(RemoteRequest, repeat(self), repeat(handle), repeat(known.form), numbers, arrivals, payloads)
+        )
         self.open.update(zip(numbers, requests, strict=True))
         refused = handle.submit_all(requests, self._now)
         for request, error in refused:
-            handle.notify(form.sent.frontend, error)
+            handle.notify(known.form.frontend, error)
             self.fail(request.number, error)
         return [request.payload for request, _ in refused]
 
@@ -565,12 +551,12 @@ class RemoteText(RemoteRequest):
     __slots__ = ("brief", "tag", "texts", "turn", "turns")
 
     def __init__(
-        self, texts: "TextsOfFront", queue: TextQueue, form: KnownForm, number: int, arrival: float, sent: SentText
+        self, texts: "TextsOfFront", queue: TextQueue, form: Form, number: int, arrival: float, sent: SentText
     ) -> None:
         # Tokens that are only ids are bytes for the worker.
         payload: Any = Tokens(sent.ids, sent.second, sent.outputs) if sent.second or sent.outputs else sent.ids
-        super().__init__(texts.front, queue, form, number, arrival, payload)
-        self.cost = cost = float(sent.cost)
+        cost = float(sent.cost)
+        super().__init__(texts.front, queue, form.replaced(cost=cost), number, arrival, payload)
         self.brief = sent.brief
         self.texts = texts
         self.turns = queue.turns
@@ -579,8 +565,8 @@ class RemoteText(RemoteRequest):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
-        if type(output) is not bytes or self.accept == OBJECT:
-            output = sent_output(output, as_bytes=self.accept == OBJECT)
+        if type(output) is not bytes or self.form.accept == OBJECT:
+            output = sent_output(output, as_bytes=self.form.accept == OBJECT)
         texts, opened = self.texts, self.front.open
         if opened.pop(self.number, None) is None:
             return
@@ -632,16 +618,16 @@ class TextsOfFront:
         self.size_bytes = 0
         self._loop = asyncio.get_running_loop()
 
-    def enter(self, form: KnownForm, turns: "Turns", numbers: range, message: Submit, now: float) -> None:
-        """Put the texts of `message` into the queue of the model of `form`."""
-        handle = cast(LocalHandle, form.handle)
+    def enter(self, known: KnownForm, turns: "Turns", numbers: range, message: Submit, now: float) -> None:
+        """Put the texts of `message` into the queue of the model of `known`."""
+        handle = cast(LocalHandle, known.handle)
         queue, opened = TextQueue(handle, turns), self.front.open
         for number, arrival, sent in zip(numbers, message.arrivals, message.payloads, strict=True):
-            request = opened[number] = RemoteText(self, queue, form, number, arrival, cast(SentText, sent))
+            request = opened[number] = RemoteText(self, queue, known.form, number, arrival, cast(SentText, sent))
             try:
                 handle.submit(request, now)
             except WeirError as error:
-                handle.notify(form.sent.frontend, error)
+                handle.notify(known.form.frontend, error)
                 request.fail(error)
 
     def begin(self, dispatch: Dispatch) -> TextOutputs | None:

@@ -78,11 +78,6 @@ class FrontRequest(HttpRequest):
 
     __slots__ = ("number",)
 
-    @property
-    def explain(self) -> bool:
-        """Whether its response says something of its batch."""
-        return bool(self.head.explain)
-
     def fail(self, error: Exception) -> None:
         """Write the error, or hand the request over."""
         if isinstance(error, HandedOver):
@@ -106,11 +101,6 @@ class FrontKserveRequest(KserveRequest):
         self.opening = b""
         if type(payload) is LentPlace:
             self.opening = bytes(payload.view[plan.lead : plan.lead + (self.head.header_length or 0)])
-
-    @property
-    def explain(self) -> bool:
-        """Whether its response says something of its batch."""
-        return bool(self.head.explain)
 
     def _read_body(self, body: Body) -> Step:
         if self.head.header_length is not None or type(self.payload) is not LentPlace:

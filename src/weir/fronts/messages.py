@@ -17,10 +17,9 @@ from msgspec import Meta
 
 from weir import errors
 from weir.errors import WeirError
-from weir.messages import Dispatch, Reason, Wakeup
+from weir.messages import Dispatch, Form, Reason, Wakeup
 from weir.model import Tensor
 from weir.protocols.response import encode_safely
-from weir.serving import LONGEST_TIMEOUT
 from weir.wire.frames import FrameReader, framed
 from weir.workers.process.channel import Channel
 
@@ -39,29 +38,21 @@ LONGEST_TEXT = 8 << 10  # characters of an error's message or of a line of the l
 
 Number = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
-HeaderValue = Annotated[str, Meta(max_length=64 << 10)]
 
 
 # From a front.
 
 
 class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True):
-    """What many requests have in common, under a `number` below FORMS that the front has chosen: each form replaces the former one of that number.
+    """The `form` of many requests, under a `number` below FORMS that the front has chosen: each form replaces the former one of that number.
 
-    `model` is the number of the facts under which the requests were read, and `key` that of `packed_key`. The responses `explain` their batches.
+    `model` is the number of the facts under which the requests were read, and `key` is that of the form, by `packed_key`.
     """
 
     number: Annotated[int, Meta(ge=0, lt=FORMS)]
     model: Number
-    timeout: Annotated[float, Meta(le=LONGEST_TIMEOUT)]  # what gRPC has left for a call may be less than nothing
-    priority: Annotated[int, Meta(ge=-(1 << 42), le=1 << 42)]
-    rows: Annotated[int, Meta(ge=1, le=1 << 31)]
-    content_type: HeaderValue
-    accept: HeaderValue
     key: Annotated[bytes, Meta(max_length=64 << 10)]
-    explain: bool
-    frontend: Text
-    caller: Text = ""
+    form: Form
 
 
 class SentText(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -223,7 +214,6 @@ class ModelDescription(msgspec.Struct, array_like=True):
     timeout: float
     max_batch_size: int
     max_queue_size: int
-    small_request_size: int
     inputs: list[Tensor]
     outputs: list[Tensor]
     content_types: list[str]

@@ -43,7 +43,7 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
-from weir.messages import OBJECT, PACKED, Request
+from weir.messages import OBJECT, PACKED, Form, Request
 from weir.model import Model
 from weir.protocols.exchange import ModelInference
 from weir.serving import ServiceSettings
@@ -69,11 +69,8 @@ class Requests:
         self._outputs = outputs
         self.open: dict[int, Any] = {}
         self._next = 0  # the number of the next request
-        self._forms: dict[tuple[Any, ...], int] = {}
-        self._last_form: tuple[
-            Any, ...
-        ] = ()  # most requests have the form of the one before, and to compare is faster than to look up
-        self._last_known = 0
+        self._forms: dict[tuple[int, Form], int] = {}
+        self._last: tuple[int, Form | None, int] = (0, None, 0)  # most requests have the form of the one before
         self._unpack = Unpacker()
 
     def submit(self, model: int, request: Any, places: LentPlaces | None = None) -> None:
@@ -81,26 +78,17 @@ class Requests:
 
         Raises HandedOver for a payload that cannot be sent.
         """
-        payload, content_type, accept = request.payload, request.content_type, request.accept
+        payload, form = request.payload, request.form
         if type(payload) is not bytes:
-            payload, content_type, accept = _sendable(request, places)
-        form = (
-            model,
-            request.timeout,
-            request.priority,
-            request.rows,
-            content_type,
-            accept,
-            request.key,
-            request.explain,
-            request.frontend,
-            request.caller,
-        )
-        self.send(request, form, request.arrival, payload, len(payload) if type(payload) is bytes else _PLACE_BYTES)
+            payload, is_packed = _sendable(request, places)
+            form = form.replaced(content_type=PACKED, accept=PACKED) if is_packed else form
+        size = len(payload) if type(payload) is bytes else _PLACE_BYTES
+        self.send(request, model, form, request.arrival, payload, size)
 
-    def send(self, request: Any, form: tuple[Any, ...], arrival: float, payload: SentPayload, size_bytes: int) -> None:
-        """Send a request, with a `payload` of about `size_bytes` bytes."""
-        known = self._last_known if form == self._last_form else self._known(form)
+    def send(self, request: Any, model: int, form: Form, arrival: float, payload: SentPayload, size_bytes: int) -> None:
+        """Send a request of `form` to `model`, with a `payload` of about `size_bytes` bytes."""
+        last = self._last
+        known = last[2] if form is last[1] and model == last[0] else self._known(model, form)
         number = request.number = self._next
         self._next = number + 1
         self.open[number] = request
@@ -113,24 +101,20 @@ class Requests:
         else:
             link.put(Submit(number, known, [arrival], [payload]), size_bytes)
 
-    def _known(self, form: tuple[Any, ...]) -> int:
-        """Return the number of a form of requests, which the dispatcher knows from then on."""
-        known = self._forms.get(form)
+    def _known(self, model: int, form: Form) -> int:
+        """Return the number of a form of requests to `model`, which the dispatcher knows from then on."""
+        known = self._forms.get((model, form))
         if known is None:
-            known = self._send_form(form)
-        self._last_form, self._last_known = form, known
+            known = self._send_form(model, form)
+        self._last = (model, form, known)
         return known
 
-    def _send_form(self, form: tuple[Any, ...]) -> int:
+    def _send_form(self, model: int, form: Form) -> int:
         """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""
         if len(self._forms) >= FORMS:
             self._forms.clear()
-        number = self._forms[form] = len(self._forms)
-        model, timeout, priority, rows, content_type, accept, key, explain, frontend, caller = form
-        packed = packed_key(key)
-        self.link.put(
-            RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain, frontend, caller)
-        )
+        number = self._forms[model, form] = len(self._forms)
+        self.link.put(RequestForm(number, model, packed_key(form.key), form.replaced(key=None)))
         return number
 
     def cancel(self, request: Any) -> None:
@@ -158,7 +142,7 @@ class Requests:
 
         def output_of(sent: bytes | list[SentArray], request: Any) -> Any:
             if isinstance(sent, bytes):
-                return sent if request.accept != OBJECT else numpy.frombuffer(sent, numpy.float32)
+                return sent if request.form.accept != OBJECT else numpy.frombuffer(sent, numpy.float32)
             arrays = [numpy.frombuffer(each.data, numpy.float32).reshape(each.shape) for each in sent]
             return arrays if request.payload.outputs else arrays[0]
 
@@ -222,25 +206,25 @@ class Requests:
                 undelivered(request)
 
 
-def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, str, str]:
-    """Return the payload of a request as it is sent, and its content types. Raises HandedOver for one that cannot be sent."""
+def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, bool]:
+    """Return the payload of a request as it is sent, and whether that is packed arrays. Raises HandedOver for one that cannot be sent."""
     payload = request.payload
     if isinstance(payload, LentPlace):
-        return _sent(payload), request.content_type, request.accept
+        return _sent(payload), False
     if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
         if write_head(payload, payload.block):
-            return _sent(payload.block), PACKED, PACKED
+            return _sent(payload.block), True
         packed = pack(payload)  # BYTES are no views of their place
         if len(packed) > len(payload.block.view):
             raise HandedOver
         request.keep_body()
         payload.block.view[: len(packed)] = packed
-        return SentPlace(payload.block.offset, len(packed)), PACKED, PACKED
+        return SentPlace(payload.block.offset, len(packed)), True
     if not isinstance(payload, dict):
         raise HandedOver
     packed = pack(payload)
     if len(packed) <= LONGEST_PAYLOAD:
-        return packed, PACKED, PACKED
+        return packed, True
     place = None if places is None else places.reserve(len(packed))
     if place is None:
         if places is not None:
@@ -248,7 +232,7 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, str
         raise HandedOver
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
-    return _sent(place), PACKED, PACKED
+    return _sent(place), True
 
 
 def _leased(block: Any) -> Any:
@@ -378,10 +362,11 @@ class TextHandle(RemoteHandle):
         ids, second, outputs = tokens
         if len(ids) > LONGEST_TOKENS:
             raise HandedOver
-        form = (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend, "")
+        asked: Form = request.form
+        form = Form(timeout, accept=asked.accept, priority=asked.priority, frontend=asked.frontend)
         ahead = max(0.0, request.tag - self.virtual_time())
-        sent = SentText(ids, int(request.cost), ahead, request.brief, second, outputs)
-        requests.send(request, form, began, sent, len(ids))
+        sent = SentText(ids, int(asked.cost), ahead, request.brief, second, outputs)
+        requests.send(request, self.number, form, began, sent, len(ids))
 
 
 def facts_of(state: ModelDescription) -> ModelFacts:
@@ -398,7 +383,6 @@ def facts_of(state: ModelDescription) -> ModelFacts:
     batching = BatchingSettings(
         max_batch_size=state.max_batch_size,
         max_queue_size=state.max_queue_size,
-        small_request_size=state.small_request_size,
         max_batch_cost=state.max_batch_cost,
     )
     stand_in = type("StandIn", (Model,), declared)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy
 
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
-from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Kind
-from weir.model import Model, Tensor, is_batched
+from weir.messages import BULK, JSON, LENT, LONGEST_TIMEOUT, MSGPACK, OBJECT, OCTETS, Form, Kind
+from weir.model import Measure, Model, Tensor, is_batched
 from weir.protocols.account import charge_values
-from weir.serving import LONGEST_TIMEOUT
 from weir.serving.delivery import is_block
 from weir.wire.inference import (
     InferenceRequest,
@@ -58,33 +57,22 @@ def outputs_of(facts: "ModelFacts") -> Sequence[Tensor]:
 class ItemHead(Protocol):
     """The head of a request for items.
 
-    `batch`: the body is a list of items, each with a result of its own. `timeout` is in seconds. `key` is the batch key, or None.
+    `batch`: the body is a list of items, each with a result of its own. `form` is that of a request for one item of one row.
     """
 
-    service: "ModelHandle"
-    batch: bool
-    content_type: str
-    accept: str
-    key: Any
-    priority: int
-    timeout: float
+    @property
+    def service(self) -> "ModelHandle": ...
+    @property
+    def batch(self) -> bool: ...
+    @property
+    def form(self) -> Form: ...
 
 
 class QueueEntry(NamedTuple):
-    """The arguments of a RequestBase that depend on the body. `large`: it has more rows than `small_request_size`."""
+    """The form and the payload of a request that is not in the queue yet."""
 
+    form: Form
     payload: Any
-    kind: Kind
-    content_type: str
-    accept: str
-    rows: int
-    cost: float
-    key: Any
-    large: bool
-
-
-# Stands for an item that was refused when it was read.
-REFUSED_ENTRY = QueueEntry(None, Kind.ITEM, OBJECT, OBJECT, 1, 1.0, None, False)
 
 
 def item_entries(head: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
@@ -104,15 +92,15 @@ def item_entries(head: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
     if not head.batch:
         return [item_entry(head, body)]
     if divides_list(head):
-        charge_values(len(body), partial(values_bytes, body, head.content_type))
+        charge_values(len(body), partial(values_bytes, body, head.form.content_type))
     most = head.service.facts.batching.max_queue_size
-    items = split(body, head.content_type, most)
+    items = split(body, head.form.content_type, most)
     if items is None:
         raise TooLarge(f"body of more than {most} items: must have at most {most} (max_queue_size)")
     if not divides_list(head):
-        return [_make_entry(head, items, Kind.ITEMS, len(items), float(len(items)), head.key)] if items else []
+        return [_items_entry(head.service, head.form, items)] if items else []
     entries = [_item_or_error(head, item) for item in items]
-    rows = sum(entry.rows for entry in entries if isinstance(entry, QueueEntry))
+    rows = sum(entry.form.rows for entry in entries if isinstance(entry, QueueEntry))
     if rows > most:
         raise TooLarge(f"body of {rows} rows: must have at most {most} (max_queue_size)")
     return entries
@@ -137,25 +125,25 @@ def divides_list(head: ItemHead) -> bool:
 
 def may_be_empty(head: ItemHead) -> bool:
     """Return whether an empty body can be an item: of octets, or of a content type that the model declares."""
-    return not head.batch and head.content_type not in (JSON, MSGPACK)
+    return not head.batch and head.form.content_type not in (JSON, MSGPACK)
 
 
 def empty_body(head: ItemHead) -> InvalidRequest:
     """Return the error for an empty body."""
-    return InvalidRequest(f"body: is empty, must be {head.content_type}")
+    return InvalidRequest(f"body: is empty, must be {head.form.content_type}")
 
 
 def item_entry(head: ItemHead, body: bytes) -> QueueEntry:
     """Return the queue entry of one item: a body that is not compressed, or an element of a list. Raises RequestErrors."""
-    service = head.service
+    facts, form = head.service.facts, head.form
     if divides_list(head) and not head.batch:
-        charge_values(len(body), partial(values_bytes, body, head.content_type))
-    if service.facts.takes_tensors:
-        return tensor_entry(service, to_arrays(decode(body, head.content_type), service.facts.model.inputs), head.key)
-    if not service.facts.needs_measure or head.content_type not in (JSON, MSGPACK, OCTETS):
-        return _make_entry(head, body, Kind.ITEM, 1, 1.0, head.key)
-    measured = service.facts.measure(body if head.content_type == OCTETS else decode(body, head.content_type))
-    return _make_entry(head, body, Kind.ITEM, measured.rows, measured.cost, _joined(measured.key, head.key))
+        charge_values(len(body), partial(values_bytes, body, form.content_type))
+    if facts.takes_tensors:
+        return tensor_entry(head.service, form, to_arrays(decode(body, form.content_type), facts.model.inputs))
+    if not facts.needs_measure or form.content_type not in (JSON, MSGPACK, OCTETS):
+        return QueueEntry(form, body)
+    measured = facts.measure(body if form.content_type == OCTETS else decode(body, form.content_type))
+    return _measured_entry(head.service, form, measured, body)
 
 
 def _item_or_error(head: ItemHead, body: bytes) -> QueueEntry | WeirError:
@@ -165,7 +153,7 @@ def _item_or_error(head: ItemHead, body: bytes) -> QueueEntry | WeirError:
         return error
 
 
-def tensor_entry(service: "ModelHandle", arrays: Arrays, key: Any = None) -> QueueEntry:
+def tensor_entry(service: "ModelHandle", form: Form, arrays: Arrays) -> QueueEntry:
     """Return the queue entry of `arrays`, which have the names, dtypes and shapes that the model declares.
 
     Raises TooLarge for more rows than the queue can ever hold, and what the model's `measure` raises.
@@ -173,12 +161,14 @@ def tensor_entry(service: "ModelHandle", arrays: Arrays, key: Any = None) -> Que
     alone = not is_batched(service.facts.model)
     # Streams share no batches.
     shapes = None if service.facts.streaming else shape_key(arrays, service.facts.model.inputs)
-    rows, key = 1 if alone else rows_of(arrays), _joined(shapes, key)
+    rows, key = 1 if alone else rows_of(arrays), _joined(shapes, form.key)
     cost = float(rows)
     if service.facts.needs_measure:
         measured = service.facts.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
-    return make_entry(service, arrays, Kind.ITEM if alone else Kind.TENSORS, rows, cost, key, accept=LENT)
+    kind = Kind.ITEM if alone else Kind.TENSORS
+    made = form.replaced(kind=kind, rows=rows, cost=cost, key=key, content_type=OBJECT, accept=LENT)
+    return QueueEntry(_checked(service, made), arrays)
 
 
 def _joined(measured: Any, given: Any) -> Any:
@@ -186,27 +176,22 @@ def _joined(measured: Any, given: Any) -> Any:
     return measured if given is None else (measured, given)
 
 
-def _make_entry(head: ItemHead, payload: Any, kind: Kind, rows: int, cost: float, key: Any) -> QueueEntry:
-    return make_entry(head.service, payload, kind, rows, cost, key, content_type=head.content_type, accept=head.accept)
+def _items_entry(service: "ModelHandle", form: Form, items: list[Any]) -> QueueEntry:
+    made = form.replaced(kind=Kind.ITEMS, rows=len(items), cost=float(len(items)))
+    return QueueEntry(_checked(service, made), items)
 
 
-def make_entry(
-    service: "ModelHandle",
-    payload: Any,
-    kind: Kind,
-    rows: int,
-    cost: float,
-    key: Any,
-    *,
-    content_type: str = OBJECT,
-    accept: str = OBJECT,
-) -> QueueEntry:
-    """Return a queue entry of `rows` rows. Raises TooLarge for more rows than the queue can ever hold."""
-    batching = service.facts.batching
-    if rows > batching.max_queue_size:
-        raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
-    large = 0 < batching.small_request_size < rows
-    return QueueEntry(payload, kind, content_type, accept, rows, cost, key, large)
+def _measured_entry(service: "ModelHandle", form: Form, measured: Measure, payload: Any) -> QueueEntry:
+    made = form.replaced(rows=measured.rows, cost=measured.cost, key=_joined(measured.key, form.key))
+    return QueueEntry(_checked(service, made), payload)
+
+
+def _checked(service: "ModelHandle", form: Form) -> Form:
+    """Return `form`. Raises TooLarge for more rows than the queue can ever hold."""
+    most = service.facts.batching.max_queue_size
+    if form.rows > most:
+        raise TooLarge(f"body of {form.rows} rows: must have at most {most} (max_queue_size)")
+    return form
 
 
 class Schedule(NamedTuple):
@@ -260,29 +245,28 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
 DEFAULT_SCHEDULE = Schedule(0, None)
 
 
-def entries_of(service: "ModelHandle", request: InferenceRequest) -> list[QueueEntry]:
-    """Return the queue entries of `request`: one, or one for each item if the model measures its items.
+def entries_of(service: "ModelHandle", request: InferenceRequest, form: Form) -> list[QueueEntry]:
+    """Return the queue entries of `request`: one, or one for each item if the model measures its items. `form` has what they have in common.
 
     Raises RequestErrors naming tensor, value and rule.
     """
     if service.facts.model.takes_requests:
-        return [_whole_entry(service, request)]
+        return [_whole_entry(request, form)]
     check_outputs(outputs_of(service.facts), request, service.facts.name)
     if service.facts.takes_tensors:
         add_batch(request, service.facts.model.inputs)
-        entry = tensor_entry(service, bind(request.inputs, service.facts.model.inputs))
+        entry = tensor_entry(service, form, bind(request.inputs, service.facts.model.inputs))
         if service.facts.model.keeps_head:
-            entry = entry._replace(payload=keep_head(entry.payload, request, entry.rows))
+            entry = entry._replace(payload=keep_head(entry.payload, request, entry.form.rows))
         return [entry]
     array = bind(request.inputs, ITEM_INPUTS)["input"]
     most = service.facts.batching.max_queue_size
     if len(array) > most:  # before each item is read
         raise TooLarge(f"body of {len(array)} rows: must have at most {most} (max_queue_size)")
-    items = _documents(service, array.tolist())
+    items, form = _documents(service, array.tolist()), form.replaced(content_type=JSON, accept=JSON)
     if not service.facts.needs_measure:
-        count = len(items)
-        return [make_entry(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]
-    return [_measured(service, item, index) for index, item in enumerate(items)]
+        return [_items_entry(service, form, items)]
+    return [_document_entry(service, form, item, index) for index, item in enumerate(items)]
 
 
 def _documents(service: "ModelHandle", elements: list[bytes]) -> list[bytes]:
@@ -301,16 +285,15 @@ def _quoted(text: bytes, index: int) -> bytes:
         raise InvalidRequest(f"tensor 'input'[{index}]: must be a text in UTF-8 ({error.reason})") from None
 
 
-def _measured(service: "ModelHandle", item: bytes, index: int) -> QueueEntry:
+def _document_entry(service: "ModelHandle", form: Form, item: bytes, index: int) -> QueueEntry:
     try:
         measured = service.facts.measure(decode(item, JSON))
     except WeirError as error:
         raise error.at("tensor 'input'", index) from error
-    rows, cost, key = measured.rows, measured.cost, measured.key
-    return make_entry(service, item, Kind.ITEM, rows, cost, key, content_type=JSON, accept=JSON)
+    return _measured_entry(service, form, measured, item)
 
 
-def _whole_entry(service: "ModelHandle", request: InferenceRequest) -> QueueEntry:
+def _whole_entry(request: InferenceRequest, form: Form) -> QueueEntry:
     """Return the entry of a whole request; see Model.takes_requests. Only requests of equal names, datatypes, lengths and parameters share a batch."""
     inputs = [(each.name, each.datatype, each.array, each.parameters) for each in request.inputs]
     parameters = {name: value for name, value in request.parameters.items() if name not in _OF_SERVER}
@@ -320,7 +303,7 @@ def _whole_entry(service: "ModelHandle", request: InferenceRequest) -> QueueEntr
     alone = len(rows) != 1 or rows == {()} or bool(outputs)
     described = [(name, datatype, array.shape[1:], *sorted(more.items())) for name, datatype, array, more in inputs]
     key = object() if alone else (*described, *sorted(request.parameters.items()))
-    return make_entry(service, item, Kind.ITEM, 1, 1.0, key)  # rows are requests here
+    return QueueEntry(form.replaced(key=key, content_type=OBJECT, accept=OBJECT), item)  # rows are requests here
 
 
 def check_outputs(declared: Sequence[Tensor], request: InferenceRequest, model: str) -> None:
@@ -409,31 +392,14 @@ def _items(outputs: list[Any]) -> TensorValue:
     return TensorValue(ITEM_OUTPUTS[0].name, ITEM_OUTPUTS[0].datatype, array)
 
 
-# The entries of a whole request.
-
-
-def entries_for_one_answer(
-    service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], Schedule]:
-    """Return the queue entries of a request for one response, and its schedule.
-
-    Raises Unsupported if the model streams, and RequestErrors.
-    """
-    if service.facts.streaming:
-        raise Unsupported(
-            f"model {service.facts.label!r} streams its responses: send the request where streams are offered"
-        )
-    return read_entries(service, request, timeout)
-
-
-def read_entries(
-    service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], Schedule]:
-    """Return the queue entries of a request, and its schedule, which has a timeout. Raises RequestErrors."""
+def scheduled(
+    service: "ModelHandle", request: InferenceRequest, timeout: float | None, frontend: str, caller: str
+) -> Form:
+    """Return what the queue entries of `request` have in common, whose caller has stated a `timeout` in seconds or None. Raises what `schedule_of` raises."""
     schedule = schedule_of(request.parameters, service.facts.model)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
     limit = min(limits) if limits else service.facts.settings.timeout
-    return entries_of(service, request), Schedule(schedule.priority, limit)
+    return Form(limit, priority=schedule.priority, frontend=frontend, caller=caller)
 
 
 # Writing the outputs of items.
@@ -465,10 +431,10 @@ def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
 def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
     """Return arrays encoded in the accepted content type, or the ModelError that says why they cannot be."""
     try:
-        as_values = to_text if head.accept == JSON else to_plain
-        return encode(as_values(tensors, head.service.facts.model.outputs), head.accept)
+        as_values = to_text if head.form.accept == JSON else to_plain
+        return encode(as_values(tensors, head.service.facts.model.outputs), head.form.accept)
     except UNWRITABLE as error:
-        failure = ModelError(f"the response cannot be written as {head.accept}: {error}")
+        failure = ModelError(f"the response cannot be written as {head.form.accept}: {error}")
         failure.__cause__ = error
         return failure
 

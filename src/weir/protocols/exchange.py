@@ -12,30 +12,27 @@ QueuedRequest, alone or gathered with others, or a StreamedCall.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from weir.batching.request_state import RequestBase, begin, refuse
-from weir.errors import InvalidRequest, ModelNotReady, WeirError
-from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Kind, Request, Trace, child_of
+from weir.batching.request_state import RequestBase, refuse
+from weir.errors import InvalidRequest, ModelNotReady, Unsupported, WeirError
+from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, child_of
 from weir.model import Tensor
 from weir.protocols.access import caller_in
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.entries import (
-    REFUSED_ENTRY,
     ItemHead,
     QueueEntry,
-    Schedule,
     arrays_size,
     body_or_error,
     bytes_to_read,
-    entries_for_one_answer,
+    entries_of,
     inputs_of,
     item_entries,
     outputs_of,
-    read_entries,
     response_of,
+    scheduled,
 )
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
@@ -126,9 +123,9 @@ class ModelInference:
 
     async def infer(self, exchange: "Exchange", request: InferenceRequest) -> InferenceResponse:
         """See Inference."""
-        entries, schedule = entries_for_one_answer(exchange.service, request, exchange.timeout)
-        kinds = [entry.kind for entry in entries]
-        gathering = Gathering(exchange, schedule, alone=False)
+        entries = exchange.entries(request)
+        kinds = [entry.form.kind for entry in entries]
+        gathering = Gathering(exchange, alone=False)
         ended = await gathering.run([*entries])
         exchange.waited = gathering.waited
         return response_of(exchange.service, request, kinds, [each.output for each in ended], gathering.waited)
@@ -137,7 +134,7 @@ class ModelInference:
         """See Inference."""
         entries = await exchange.read(bytes_to_read(head, body), lambda: item_entries(head, body))
         exchange.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
-        gathering = Gathering(exchange, Schedule(head.priority, head.timeout), alone=True)
+        gathering = Gathering(exchange, alone=True)
         return items_response(head, await gathering.run(entries), gathering.dispatch)
 
 
@@ -145,35 +142,19 @@ MODEL_INFERENCE = ModelInference()
 
 
 class QueuedRequest(RequestBase):
-    """The request of `exchange` for one entry, in the queue of its model. `ended` is called with it once, when it has its end.
+    """A request in the queue of its model. `ended` is called with it once, when it has its end.
 
-    That is its `output` and the last batch that it was in, its `dispatch`; or its `error`. A `schedule` without a timeout has that of the settings.
-    `dispatch` and `waited` are there only while `ended` is called: a batch refers to its requests, and would be in a reference cycle with them.
+    That is its `output` and the last batch that it was in, its `dispatch`; or its `error`. `dispatch` and `waited` are there only while `ended` is called: a
+    batch refers to its requests, and would be in a reference cycle with them.
     """
 
     __slots__ = ("_ended", "dispatch", "error", "number", "output")
-    explain = False  # nobody is told of its batch
     number: int  # of a request that another process queues
 
     def __init__(
-        self,
-        entry: QueueEntry,
-        exchange: "Exchange",
-        schedule: Schedule,
-        ended: Callable[["QueuedRequest"], None],
-        trace: Any = None,
+        self, form: Form, payload: Any, arrival: float, ended: Callable[[Any], None], trace: Any = None
     ) -> None:
-        # RequestBase's constructor with its keyword arguments takes twice the time. A test compares the results of the two.
-        service = exchange.service
-        self.payload, self.kind, self.content_type, self.accept, self.rows, self.cost, self.key, self.large = entry
-        self.priority, timeout = schedule
-        self.timeout = timeout = service.facts.settings.timeout if timeout is None else timeout
-        self.arrival = now = service.now()
-        self.deadline = now + timeout
-        self.frontend = exchange.frontend
-        self.caller = exchange.caller
-        self.trace = trace
-        begin(self)
+        super().__init__(form, payload, arrival, trace)
         self._ended = ended
         self.output: Any = None
         self.error: WeirError | None = None
@@ -207,9 +188,8 @@ class Gathering:
     `dispatch` is the batch of the first request, and `waited` how long the requests waited for a worker to start.
     """
 
-    def __init__(self, exchange: "Exchange", schedule: Schedule, *, alone: bool) -> None:
+    def __init__(self, exchange: "Exchange", *, alone: bool) -> None:
         self._exchange = exchange
-        self._schedule = schedule
         self._alone = alone
         self._left = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -254,8 +234,8 @@ class Gathering:
         for index, entry in enumerate(entries):
             # The first request has the span that the response names. The spans of the others are its siblings.
             trace = child_of(exchange.trace) if index else exchange.trace
-            queued = REFUSED_ENTRY if isinstance(entry, WeirError) else entry
-            request = QueuedRequest(queued, exchange, self._schedule, self._ended, trace)
+            queued = QueueEntry(exchange.form(), None) if isinstance(entry, WeirError) else entry
+            request = QueuedRequest(*queued, exchange.service.now(), self._ended, trace)
             if isinstance(entry, WeirError):
                 refuse(request, entry)
             else:
@@ -292,7 +272,7 @@ def items_response(
     """
     ends: list[Any] = []
     for request in requests:
-        as_list = head.batch and request.kind is Kind.ITEMS
+        as_list = head.batch and request.form.kind is Kind.ITEMS
         if request.error is not None and (as_list or not head.batch):
             raise request.error
         ends.extend(request.output if as_list else [request.error or request.output])
@@ -305,32 +285,22 @@ def _item_body(head: ItemHead, end: Any) -> bytes | WeirError:
     return end if isinstance(end, WeirError) else body_or_error(head, end)
 
 
-@dataclass(slots=True)
-class OneItem:
+class OneItem(NamedTuple):
     """The head of a request for one item that has no head of its own."""
 
     service: "ModelHandle"
-    content_type: str
-    accept: str
-    priority: int
-    timeout: float
-    key: Any = None
+    form: Form
     batch: bool = False
 
 
 # Streams.
 
 
-def stream_of(exchange: "Exchange", entry: QueueEntry, schedule: Schedule) -> StreamedCall:
+def stream_of(exchange: "Exchange", entry: QueueEntry) -> StreamedCall:
     """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
-    service, settings = exchange.service, exchange.service.facts.settings
-    timeout = settings.timeout if schedule.timeout is None else schedule.timeout
-    return StreamedCall(
-        entry.payload, service.now(), timeout, settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
-        content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
-        priority=schedule.priority, large=entry.large, frontend=exchange.frontend, caller=exchange.caller,
-        trace=exchange.trace,
-    )  # fmt: skip
+    service = exchange.service
+    form, limit = entry.form.replaced(kind=Kind.ITEM), service.facts.settings.stream_buffer
+    return StreamedCall(form, entry.payload, limit, service.cancel, service.now, exchange.trace)
 
 
 async def read_parts(exchange: "Exchange", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
@@ -362,16 +332,17 @@ async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenera
         if not service.facts.streaming:
             yield StreamPart(await inference_of(service).infer(exchange, request), True)
             return
-        entries, schedule = read_entries(service, request, exchange.timeout)
+        entries = exchange.entries(request, streams=True)
         first = entries[0]
-        if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
-            rows = sum(entry.rows for entry in entries)
+        kind = first.form.kind
+        if len(entries) > 1 or (kind is Kind.ITEMS and first.form.rows > 1):
+            rows = sum(entry.form.rows for entry in entries)
             raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
-        item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
-        streamed = stream_of(exchange, first._replace(payload=item), schedule)
+        item = first.payload[0] if kind is Kind.ITEMS else first.payload
+        streamed = stream_of(exchange, first._replace(payload=item))
         async with aclosing(read_parts(exchange, streamed)) as parts:
             async for output, last in parts:
-                yield StreamPart(response_of(service, request, [first.kind], [output]), last)
+                yield StreamPart(response_of(service, request, [kind], [output]), last)
 
 
 T = TypeVar("T")
@@ -510,10 +481,20 @@ class Exchange:
         if isinstance(error, WeirError):
             self.refused(error)
 
-    def entries(self, request: InferenceRequest) -> tuple[list[QueueEntry], Schedule]:
-        """Return the queue entries of a request for one response, and its schedule. Raises Unsupported and RequestErrors."""
+    def form(self, **fields: Any) -> Form:
+        """Return the form of a request for one item; `fields` are those that are not the usual ones."""
+        limit = self.service.facts.settings.timeout if self.timeout is None else self.timeout
+        return Form(limit, frontend=self.frontend, caller=self.caller, **fields)
+
+    def entries(self, request: InferenceRequest, *, streams: bool = False) -> list[QueueEntry]:
+        """Return the queue entries of a request for one response, or with `streams` for several. Raises Unsupported if the model streams its responses and
+        one is wanted, and RequestErrors."""
         with self:
-            return entries_for_one_answer(self.service, request, self.timeout)
+            if self.service.facts.streaming and not streams:
+                label = self.service.facts.label
+                raise Unsupported(f"model {label!r} streams its responses: send the request where streams are offered")
+            form = scheduled(self.service, request, self.timeout, self.frontend, self.caller)
+            return entries_of(self.service, request, form)
 
     def begin_trace(self) -> Trace | None:
         """Begin the request's span, as a child of the caller's, and return it; None if requests are not traced. This task's log lines name the span."""
@@ -534,12 +515,12 @@ class Exchange:
         """Put `request` into the queue. Raises what ModelHandle.submit raises."""
         self.service.submit(request, request.arrival)
 
-    def submit(self, entry: QueueEntry, schedule: Schedule, ended: Callable[[QueuedRequest], None]) -> QueuedRequest:
+    def submit(self, entry: QueueEntry, ended: Callable[[QueuedRequest], None]) -> QueuedRequest:
         """Put `entry` into the queue, and return its request. `ended` is called with it once, when it has its output or its error.
 
         This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.
         """
-        request = QueuedRequest(entry, self, schedule, ended)
+        request = QueuedRequest(*entry, self.service.now(), ended)
         self.put(request)
         return request
 
@@ -565,8 +546,7 @@ class Exchange:
         self, item: bytes, *, content_type: str = JSON, accept: str = JSON, priority: int = 0
     ) -> bytes:
         """Return the encoded output for one encoded item. Raises the WeirError that ends the request."""
-        timeout = self.service.facts.settings.timeout if self.timeout is None else self.timeout
-        head = OneItem(self.service, content_type, accept, priority, timeout)
+        head = OneItem(self.service, self.form(content_type=content_type, accept=accept, priority=priority))
         (body,) = (await self.infer_items(head, item)).write()
         if isinstance(body, WeirError):
             raise self.refused(body)
@@ -576,10 +556,10 @@ class Exchange:
         """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
         return stream(self, request)
 
-    def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
+    def stream_of(self, entry: QueueEntry) -> StreamedCall:
         """Return the streamed call of one item, for `read_parts`."""
         self.begin_trace()
-        return stream_of(self, entry, Schedule(head.priority, head.timeout))
+        return stream_of(self, entry)
 
     # After the response has been written.
 

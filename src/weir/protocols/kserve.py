@@ -25,12 +25,12 @@ import msgspec
 import numpy
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, TooLarge, Unsupported, WeirError, brief
-from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
+from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, Form, carry
 from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import CALLER_HEADER, CLASS_HEADER, Access, Control
 from weir.protocols.account import Account, charge_values
 from weir.protocols.data_plane import EXTENSIONS, SHARED_MEMORY, RegionStatus, find
-from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset
+from weir.protocols.entries import CLASS, QueueEntry, class_offset
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
 from weir.protocols.native import RequestHead, RequestOptions, check_length, read_head_for
 from weir.protocols.offloading import LONG_BODY, HeadMemo, written
@@ -359,7 +359,7 @@ class KserveHead(RequestOptions):
     """
 
     __slots__ = (
-        "accept", "call", "content_type", "header_length", "headers", "layouts", "lead", "outline", "plain",
+        "call", "header_length", "headers", "layouts", "lead", "outline", "outlined", "plain",
         "service", "small_json", "stream", "version",
     )  # fmt: skip
 
@@ -371,10 +371,11 @@ class KserveHead(RequestOptions):
         self.stream = call.endswith("_stream")
         self.header_length: int | None = None
         self.headers: Headers = []
-        # How the request enters the queue if its body is not read before.
-        self.content_type = self.accept = KSERVE
         self.plain = False
         self.outline: BodyPeek | None = None  # reads rows and batch key of a JSON body that the worker decodes
+        self.outlined: tuple[int, Any, Any, Form] | None = (
+            None  # the last outline that was found, and the form of its request
+        )
         self.small_json = False  # the body is a short JSON document that `outline` can read
         self.layouts: HeadMemo[Layout] | None = None  # by the JSON before binary tensors, unless that is long
         self.lead = 0  # unused bytes before a body in shared memory, which align its tensors
@@ -421,6 +422,7 @@ def read_head(
             head.carrier = carry(head.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
         elif name == b"accept-encoding":
             head.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
+    head.form = head.made_form(KSERVE, KSERVE)
     return head
 
 
@@ -694,19 +696,16 @@ class _ArenaPlace(NamedTuple):
 class Layout:
     """The parsed form of a `header` (JSON) that precedes binary tensors. Clients that send tensors of one shape repeat the same header.
 
-    `request` is the request without its inputs, `entry` its queue entry without the payload.
+    `request` is the request without its inputs, and `form` that of its queue entry.
     """
 
-    __slots__ = ("_places", "_replies", "entry", "header", "request", "schedule", "wants_regions")
+    __slots__ = ("_places", "_replies", "form", "header", "request", "wants_regions")
 
-    def __init__(
-        self, header: bytes, places: list[_ArenaPlace], request: InferenceRequest, entry: QueueEntry, schedule: Schedule
-    ) -> None:
+    def __init__(self, header: bytes, places: list[_ArenaPlace], request: InferenceRequest, form: Form) -> None:
         self.header = header
         self.request = request
         self.wants_regions = wants_regions(request)
-        self.entry = entry
-        self.schedule = schedule
+        self.form = form
         self._places = places
         # By names, shapes and dtypes of earlier outputs: headers of the reply, its JSON, and the names of the arrays that follow the JSON.
         self._replies: dict[tuple[Any, ...], tuple[Headers, bytes | memoryview, list[str]]] = {}
@@ -736,9 +735,7 @@ def _described(output: Arrays) -> tuple[Any, ...]:
     return tuple([(name, array.shape, array.dtype) for name, array in output.items()])
 
 
-def layout_of(
-    header: bytes, body_length: int, request: InferenceRequest, entry: QueueEntry, schedule: Schedule
-) -> Layout | None:
+def layout_of(header: bytes, body_length: int, request: InferenceRequest, entry: QueueEntry) -> Layout | None:
     """Return the layout of a `request` that was read from `header` and the bytes after it.
 
     Returns None unless all inputs are numbers in those bytes.
@@ -754,4 +751,4 @@ def layout_of(
         return None
     bare = copy(request)
     bare.inputs = []
-    return Layout(header, [places[name] for name in entry.payload], bare, entry._replace(payload=None), schedule)
+    return Layout(header, [places[name] for name in entry.payload], bare, entry.form)

@@ -21,7 +21,7 @@ from weir.errors import (
     UnsupportedMediaType,
     WeirError,
 )
-from weir.messages import JSON, TRACE_FIELD_NAMES, carry
+from weir.messages import JSON, LONGEST_TIMEOUT, TRACE_FIELD_NAMES, Form, carry
 from weir.protocols import HttpSettings
 from weir.protocols.access import CALLER_HEADER, CLASS_HEADER
 from weir.protocols.entries import arrays_size, body_or_error, bytes_to_read, class_offset, item_entries, output_body
@@ -41,7 +41,7 @@ from weir.protocols.response import (
     start_headers,
     write_types,
 )
-from weir.serving import LONGEST_TIMEOUT, NAME_IN_PATH
+from weir.serving import NAME_IN_PATH
 from weir.serving.calls import StreamedCall
 from weir.serving.handle import ModelHandle
 from weir.wire.sse import CONTENT_TYPE
@@ -59,10 +59,12 @@ MAX_REQUEST_ID_LENGTH = 256
 
 
 class RequestOptions:
-    """The options that the headers of an inference request may set."""
+    """The options that the headers of an inference request may set, and the `form` that is made of them."""
+
+    form: Form
 
     __slots__ = (
-        "accept_coding", "caller", "carrier", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout",
+        "accept_coding", "caller", "carrier", "class_offset", "coding", "explain", "form", "key", "priority", "request_id", "timeout",
     )  # fmt: skip
 
     def __init__(self, timeout: float) -> None:
@@ -77,6 +79,13 @@ class RequestOptions:
         self.coding = ""  # compression of the body: gzip, zstd, deflate, or "" for none
         self.accept_coding = ""  # compression of a large response, or "" for none
 
+    def made_form(self, content_type: str, accept: str) -> Form:
+        """Return the form of a request for one item with these options."""
+        return Form(
+            self.timeout, content_type=content_type, accept=accept, key=self.key, priority=self.priority,
+            frontend=FRONTEND, caller=self.caller, explain=self.explain,
+        )  # fmt: skip
+
     def read(self, name: bytes, value: bytes) -> None:
         """Set the option of one header, if it has one; `name` is in lower case. Raises InvalidRequest or UnsupportedMediaType."""
         reader = _READERS.get(name)
@@ -88,8 +97,7 @@ class RequestHead(RequestOptions):
     """The head of an inference request.
 
     `plain` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
-    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, frontend="http")`. Every other body, and every compressed one (`coding`), goes
-    through `entries.item_entries`.
+    `RequestBase(head.form, body, now)`. Every other body, and every compressed one (`coding`), goes through `entries.item_entries`.
     """
 
     __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
@@ -147,6 +155,7 @@ def read_head_for(
     elif head.content_type != JSON or accept not in ("", "*/*", JSON):
         offered = write_types(head.service.facts.model, head.batch, head.content_type)
         head.accept = accept_of(accept, offered)
+    head.form = head.made_form(head.content_type, head.accept)
     return head
 
 
@@ -325,7 +334,7 @@ class NativeProtocol:
         if isinstance(entry, WeirError):
             raise entry
         exchange.charge(arrays_size(entry.payload))
-        request = exchange.stream_of(head, entry)
+        request = exchange.stream_of(entry)
 
         def failure(error: WeirError) -> bytes:
             return error_body(error, head.service.facts.name, development=self._settings.development)

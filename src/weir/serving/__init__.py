@@ -15,7 +15,6 @@ from weir.model import Model, check_attributes, is_batched
 from weir.policy.loading import largest_batch
 from weir.workers.settings import WorkerSettings, check_ray
 
-LONGEST_TIMEOUT = 1e8  # seconds, three years; the timers of event loops do not reach much further
 # Seconds after the drain_timeout at which a server ends in any case: workers get five seconds to unload, and five to exit.
 END_LIMIT = 12.0
 

@@ -497,15 +497,11 @@ class BlockingService:
         self, item: Any, timeout: float | None, priority: int, key: Hashable, backpressure: bool | None
     ) -> ThreadCall:
         background, service = self._running(), self.service
-        if timeout is None:
-            timeout = service.facts.settings.timeout
 
         def withdraw(call: ThreadCall) -> None:
             background.post(PostedCall(call, service.cancel))
 
-        call = ThreadCall(item, service.now(), timeout, withdraw)
-        call.priority = priority
-        call.key = key
+        call = ThreadCall(service.form_of(timeout, priority, key), item, service.now(), withdraw)
         background.post(PostedCall(call, partial(service.enter, backpressure=backpressure)))
         return call
 

@@ -7,13 +7,13 @@ import concurrent.futures
 import gc
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
-from weir.messages import NO_ANSWER, OBJECT, Dispatch, Kind, Request, with_key
+from weir.messages import NO_ANSWER, Dispatch, Form, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 from weir.serving.delivery import discard, is_block
 
@@ -26,23 +26,14 @@ class InProcessRequest:
 
     __slots__ = ()
 
+    form: Form
     payload: Any
     arrival: float
-    timeout: float
     deadline: float
 
-    kind: Kind = Kind.ITEM
-    content_type: str = OBJECT
-    accept: str = OBJECT
-    rows: int = 1
-    cost: float = 1.0
-    key: Hashable = None
-    priority: int = 0
     large: bool = False
     tag: float = 0.0
     brief: bool = False
-    frontend: str = "python"
-    caller: str = ""
     settled: bool = False
     taken: int = 0
     overtaken: int = 0
@@ -65,18 +56,18 @@ class Call(InProcessRequest, asyncio.Future[Any]):
     """
 
     # What every call sets has a slot, so an ordinary call needs no dictionary. A call that waits for room has one.
-    __slots__ = ("_withdraw", "arrival", "deadline", "overtaken", "partial", "payload", "settled", "taken", "timeout")
+    __slots__ = ("_withdraw", "arrival", "deadline", "form", "overtaken", "partial", "payload", "settled", "taken")
 
     _generator: Generator[Any, None, Any] | None = None
 
     _withdraw: Callable[["Call"], None]
 
-    def prepare(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["Call"], None]) -> Self:
+    def prepare(self, form: Form, payload: Any, arrival: float, withdraw: Callable[["Call"], None]) -> Self:
         """Set what each call has, and return this call. A constructor with these arguments would take twice the time of both."""
+        self.form = form
         self.payload = payload
         self.arrival = arrival
-        self.timeout = timeout
-        self.deadline = arrival + timeout
+        self.deadline = arrival + form.timeout
         begin(self)
         self._withdraw = withdraw
         return self
@@ -125,7 +116,6 @@ class ListCall(Call):
     """The result of `Service.infer_many`: awaiting it returns the list of answers, or raises the first error in it unless
     `return_errors` is set."""
 
-    kind = Kind.ITEMS
     return_errors: bool = False
 
     def finish(self, output: list[Any], dispatch: Dispatch) -> None:
@@ -140,12 +130,12 @@ class ListCall(Call):
 class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
     """The result of `BlockingService.submit`: a concurrent.futures.Future that can be cancelled until it is done."""
 
-    def __init__(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["ThreadCall"], None]) -> None:
+    def __init__(self, form: Form, payload: Any, arrival: float, withdraw: Callable[["ThreadCall"], None]) -> None:
         super().__init__()
+        self.form = form
         self.payload = payload
         self.arrival = arrival
-        self.timeout = timeout
-        self.deadline = arrival + timeout
+        self.deadline = arrival + form.timeout
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
@@ -226,15 +216,14 @@ class StreamedCall(RequestBase):
 
     def __init__(
         self,
+        form: Form,
         payload: Any,
-        arrival: float,
-        timeout: float,
         limit: int,
         withdraw: Callable[["StreamedCall"], None],
         clock: Callable[[], float],
-        **attributes: Any,
+        trace: Any = None,
     ) -> None:
-        super().__init__(payload, arrival, timeout, **attributes)
+        super().__init__(form, payload, clock(), trace)
         self.outside = False  # waits for room in the queue
         self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
         self._limit = limit
@@ -397,10 +386,8 @@ def describe(model: type[Model], call: Call | ThreadCall | StreamedCall) -> None
         if not overrides(model, "measure"):
             return
     measured = measure(model, call.payload)
-    if not is_tensor_model(model):
-        call.rows = measured.rows
-    call.cost = measured.cost
-    call.key = with_key(call.key, measured.key)
+    rows = call.form.rows if is_tensor_model(model) else measured.rows
+    call.form = call.form.replaced(rows=rows, cost=measured.cost, key=with_key(call.form.key, measured.key))
 
 
 def _describe_tensors(model: type[Model], call: Call | ThreadCall | StreamedCall) -> None:
@@ -408,11 +395,10 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | StreamedCall
 
     call.payload = to_arrays(call.payload, model.inputs)
     alone = not is_batched(model)
-    call.kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # requests of streams are not divided
-    call.rows = 1 if alone else rows_of(call.payload)
-    call.cost = float(call.rows)
+    kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # requests of streams are not divided
+    rows = 1 if alone else rows_of(call.payload)
     shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # nor are they joined
-    call.key = with_key(call.key, shapes)
+    call.form = call.form.replaced(kind=kind, rows=rows, cost=float(rows), key=with_key(call.form.key, shapes))
 
 
 C = TypeVar("C", Call, ThreadCall)

@@ -101,7 +101,7 @@ class Delivery:
 
     def refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not accepted."""
-        self.ended_outside(request.frontend, error, 0.0)
+        self.ended_outside(request.form.frontend, error, 0.0)
 
     def ended_outside(self, frontend: str, error: WeirError, now: float) -> None:
         """Notify the observers of an error of a request that is not in the queue: of a failure of the model, or else of a refusal by the frontend
@@ -162,9 +162,9 @@ def methods_of(observers: Sequence[Observer], event: str) -> list[Any]:
 
 def drop_payload(request: Request) -> None:
     """Release the payload of a request that has ended: its batch may still run for long, but the worker has its own copy."""
-    if request.kind is Kind.ITEM:
+    if request.form.kind is Kind.ITEM:
         request.payload = None
-    elif request.kind is Kind.TENSORS:
+    elif request.form.kind is Kind.TENSORS:
         request.payload = {}
 
 
@@ -178,7 +178,7 @@ def undelivered(request: Request) -> None:
     """Log the exception that `request` raised in `finish`, `fail` or `part`, and have it leave its caller, who would wait for ever."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
-    logger.exception("frontend %r could not deliver a response", request.frontend, extra=extra)
+    logger.exception("frontend %r could not deliver a response", request.form.frontend, extra=extra)
     abandon = getattr(request, "abandon", None)
     if abandon is not None:
         abandon()

@@ -73,7 +73,7 @@ class BackpressureQueue:
     def pop(self, room: Callable[[int, float, bool], bool]) -> WaitingCall | None:
         """Remove and return the first request if `room` says that the batcher's queue has room for its rows and its cost; else None."""
         waiting = self.waiting
-        if not waiting or not room(waiting[0].rows, waiting[0].cost, self._bulk):
+        if not waiting or not room(waiting[0].form.rows, waiting[0].form.cost, self._bulk):
             return None
         request = waiting.popleft()
         request.outside = False
@@ -340,9 +340,8 @@ class Driver:
     def _waits_for_start(self) -> bool:
         return self._demand is not None and self.not_ready_reason in (NOT_STARTED, LOADING)
 
-    def submit(self, request: Request, now: float, waits: bool = False, plain: bool = False) -> None:
-        """Put `request` into the queue. With `waits`, the request must be a WaitingCall, and waits while the queue is full. For
-        `plain`, see Batcher.submit.
+    def submit(self, request: Request, now: float, waits: bool = False) -> None:
+        """Put `request` into the queue. With `waits`, the request must be a WaitingCall, and waits while the queue is full.
 
         Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. The request was not accepted then, the observers have
         been notified, and the payload still belongs to the caller.
@@ -354,7 +353,7 @@ class Driver:
             self._wait_or_refuse(request, waits, None)
             return
         try:
-            self.batcher.submit(request, now, plain)
+            self.batcher.submit(request, now)
         except Overloaded as error:
             self._wait_or_refuse(request, waits, error)
         except Exception as error:
@@ -442,7 +441,7 @@ class Driver:
         found: dict[str, float] = {}
         for request in self._all():
             if not request.settled:
-                found[request.caller] = min(request.deadline, found.get(request.caller, request.deadline))
+                found[request.form.caller] = min(request.deadline, found.get(request.form.caller, request.deadline))
         return found
 
     def accepted(self, request: Request) -> bool:
@@ -785,4 +784,4 @@ class Driver:
 
 def too_late(request: Request) -> WeirError:
     """Return the error of a request whose deadline has passed."""
-    return DeadlineExceeded(f"no response within the timeout of {request.timeout:g} s")
+    return DeadlineExceeded(f"no response within the timeout of {request.form.timeout:g} s")

@@ -12,12 +12,12 @@ from weir.batching.batcher import Batcher
 from weir.batching.service_time import ServiceTime
 from weir.batching.workers import WorkerKinds
 from weir.errors import Conflict, ModelNotReady, SettingsError, WeirError
-from weir.messages import Observer, Request
+from weir.messages import LONGEST_TIMEOUT, Form, Observer, Request
 from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.policy.residency import Presence
-from weir.serving import LONGEST_TIMEOUT, Composed
+from weir.serving import Composed
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase, WorkerStarts
 from weir.serving.handle import ModelFacts, ResidencyView
@@ -159,6 +159,7 @@ class Generation:
         self.tracing = tracer_among(observers)
         self.streaming = self.facts.streaming
         self.plain = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
+        self.form = Form(self.settings.timeout)  # of the calls in this process that state nothing else
         self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
         self._unmet = capabilities_of(executor).unmet or str

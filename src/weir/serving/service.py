@@ -15,10 +15,10 @@ import msgspec
 from weir.batching.request_state import begin, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, SettingsError, WeirError, for_caller
 from weir.figures import html_table
-from weir.messages import Express, Kind, Observer, Request, label_of
+from weir.messages import LONGEST_TIMEOUT, Express, Form, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
-from weir.serving import LONGEST_TIMEOUT, check_name, check_version, compose
+from weir.serving import check_name, check_version, compose
 from weir.serving.calls import (
     Call,
     ListCall,
@@ -258,16 +258,15 @@ class Service:
         loop = self._loop  # from here on, this is _new_call, prepare and enter inlined for the most common case
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
-        settings = generation.settings
         call = Call(loop=loop)
         begin(call)
+        call.form = form = generation.form
         call.payload = item
         call.arrival = now = self._clock()
-        call.timeout = timeout = settings.timeout
-        call.deadline = now + timeout
+        call.deadline = now + form.timeout
         call._withdraw = generation.withdraw
         try:
-            generation.driver.submit(call, now, settings.backpressure, True)
+            generation.driver.submit(call, now, generation.settings.backpressure)
         except WeirError as error:
             refuse(call, error)
         return call
@@ -297,7 +296,8 @@ class Service:
         largest = min(batching.max_queue_size, batching.capacity or batching.max_queue_size)
         if self.generation.plain and 0 < len(items) <= largest:
             call = self._new_call(ListCall, items, timeout, priority, key)
-            call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
+            call.form = call.form.replaced(kind=Kind.ITEMS, rows=len(items), cost=float(len(items)))
+            call.return_errors = return_errors
             self.enter(call, backpressure)
             return call
         return asyncio.ensure_future(self._infer_each(items, return_errors, options))
@@ -384,11 +384,15 @@ class Service:
 
     def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> StreamedCall:
         """Return a request for `item` that is not in the queue yet. May be called from any thread."""
-        settings = self.facts.settings
-        seconds = settings.timeout if timeout is None else timeout
-        return StreamedCall(
-            item, self._clock(), seconds, settings.stream_buffer, self.cancel, self._clock, priority=priority, key=key
-        )
+        form = self.form_of(timeout, priority, key)
+        return StreamedCall(form, item, self.facts.settings.stream_buffer, self.cancel, self._clock)
+
+    def form_of(self, timeout: float | None, priority: int, key: Hashable) -> Form:
+        """Return the form of a call in this process; a `timeout` of None is the setting."""
+        usual = self.generation.form
+        if timeout is None and not priority and key is None:
+            return usual
+        return Form(usual.timeout if timeout is None else timeout, key=key, priority=priority)
 
     @property
     def stream_size(self) -> int:
@@ -577,17 +581,11 @@ class Service:
         return {"ok": not error, "seconds": self.now() - started, "error": error}
 
     def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
-        if timeout is None:
-            timeout = self.facts.settings.timeout
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        call = kind(loop=loop).prepare(payload, self._clock(), timeout, self.generation.withdraw)
-        if priority:
-            call.priority = priority
-        if key is not None:
-            call.key = key
-        return call
+        form = self.form_of(timeout, priority, key)
+        return kind(loop=loop).prepare(form, payload, self._clock(), self.generation.withdraw)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._here()
@@ -610,7 +608,7 @@ class Service:
         try:
             self._check(call)
         except WeirError as error:
-            self.notify(call.frontend, error)
+            self.notify(call.form.frontend, error)
             refuse(call, error)
             return
         try:
@@ -623,15 +621,16 @@ class Service:
         generation = self.generation
         if generation.streaming and not isinstance(call, StreamedCall):
             raise several(self.name)
-        if not call.timeout <= LONGEST_TIMEOUT:
-            raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
+        form = call.form
+        if not form.timeout <= LONGEST_TIMEOUT:
+            raise InvalidRequest(f"timeout={form.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
         # The queue sorts by priority and looks up the key: a value that cannot be sorted or hashed must not get there.
-        priority: Any = call.priority
+        priority: Any = form.priority
         if not isinstance(priority, Integral):
             raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")
-        if not is_hashable(call.key):
-            raise InvalidRequest(f"key={call.key!r:.100}: must be hashable")
-        if not generation.plain and call.kind is Kind.ITEM:
+        if not is_hashable(form.key):
+            raise InvalidRequest(f"key={form.key!r:.100}: must be hashable")
+        if not generation.plain and form.kind is Kind.ITEM:
             describe(generation.model, call)
 
 

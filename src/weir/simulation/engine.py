@@ -7,7 +7,7 @@ batch.
 Instants and durations are in seconds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from heapq import heappop, heappush
@@ -23,7 +23,7 @@ from weir.batching.request_state import begin
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import WaitingTurn
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
-from weir.messages import OBJECT, Dispatch, Kind, Wakeup
+from weir.messages import Dispatch, Form, Kind, Wakeup
 from weir.numerics import GammaQuantile
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
@@ -35,15 +35,19 @@ from weir.simulation.arrivals import Floats, Ints
 ITEM, TENSORS = Kind.ITEM, Kind.TENSORS
 
 
+@lru_cache(maxsize=1024)
+def _form_of(timeout: float, rows: int, priority: int) -> Form:
+    kind = ITEM if rows == 1 else TENSORS
+    return Form(timeout, kind, rows=rows, priority=priority, frontend="simulation")
+
+
 class SimulatedRequest:
     """A request of the simulator, with only what the Batcher needs. `index` is its number in the order of arrival.
 
     A request with one row is an item; with more rows it is a tensor, which may be divided.
     """
 
-    __slots__ = (
-        "arrival", "deadline", "index", "kind", "large", "overtaken", "partial", "rows", "settled", "taken", "timeout",
-    )  # fmt: skip
+    __slots__ = ("arrival", "deadline", "form", "index", "large", "overtaken", "partial", "settled", "taken")
 
     settled: bool
     taken: int
@@ -51,24 +55,15 @@ class SimulatedRequest:
     partial: Any
     # These are equal for all simulated requests.
     payload: Any = None
-    content_type: str = OBJECT
-    accept: str = OBJECT
-    cost: float = 1.0
-    key: Hashable = None
-    priority: int = 0
     tag: float = 0.0
     brief: bool = False
-    frontend: str = "simulation"
-    caller: str = ""
     trace: Any = None
 
-    def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:
+    def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1, priority: int = 0) -> None:
         self.index = index
+        self.form = _form_of(timeout, rows, priority)
         self.arrival = arrival
-        self.timeout = timeout
         self.deadline = arrival + timeout
-        self.rows = rows
-        self.kind = ITEM if rows == 1 else TENSORS
         self.large = False
         begin(self)
 
@@ -87,10 +82,8 @@ class BulkRequest(SimulatedRequest):
 
     __slots__ = ()
 
-    priority: int = -1
-
     def __init__(self, number: int) -> None:
-        super().__init__(-1 - number, 0.0)
+        super().__init__(-1 - number, 0.0, priority=-1)
 
 
 # The log of a simulation: plain lists while it runs, passed on in parts as arrays.
@@ -184,10 +177,10 @@ class EventLog:
     def _divided(self, cut: Dispatch, requests: list[SimulatedRequest], end: float) -> None:
         slices = cut.slices or [None] * len(requests)
         for place, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
-            rows = request.rows if part is None else part[1] - part[0]
+            rows = request.form.rows if part is None else part[1] - part[0]
             before, latest = self._pieces.pop(request.index, (0, end))
             latest = max(latest, end)
-            if before + rows < request.rows:
+            if before + rows < request.form.rows:
                 self._pieces[request.index] = (before + rows, latest)
                 latest = nan
             self._odd.append((place, latest, rows))
@@ -426,7 +419,8 @@ class SimulatedModel:
     def wake_up(self) -> None:
         """Do what the batcher wanted its timer for."""
         for request in self.batcher.expire(self.engine.now):
-            if request.taken < request.rows:  # all rows of the others are running; their end shows that they are late
+            # All rows of the others are running; their end shows that they are late.
+            if request.taken < request.form.rows:
                 self.log.lost(cast(SimulatedRequest, request).index)
         self.poll(TIMER)
 

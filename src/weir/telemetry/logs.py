@@ -303,10 +303,13 @@ class AccessLog(SilentObserver):
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Write a line for each request."""
         for request in requests:
-            facts: dict[str, Any] = {"rows": request.rows, "milliseconds": round((now - request.arrival) * 1000, 3)}
+            facts: dict[str, Any] = {
+                "rows": request.form.rows,
+                "milliseconds": round((now - request.arrival) * 1000, 3),
+            }
             if isinstance(request.trace, Trace):
                 facts["trace_id"] = request.trace.name
-            self._tell(model, request.frontend, error, facts)
+            self._tell(model, request.form.frontend, error, facts)
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Write a line for a request that was not accepted."""
@@ -388,7 +391,7 @@ class ArrivalLog(SilentObserver):
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Note requests that had their end."""
         if self._model is None or model == self._model:
-            self._note([(request.arrival, request.rows) for request in requests])
+            self._note([(request.arrival, request.form.rows) for request in requests])
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Note a request for which there was no room, or no time."""

@@ -245,7 +245,7 @@ class Recorder(SilentObserver):
             self.fail.add(count, spent)
         if not self._detailed:
             return
-        frontends = [request.frontend for request in requests]
+        frontends = [request.form.frontend for request in requests]
         first = frontends[0]
         if frontends.count(first) == count:
             self.ended[first, kind] += count
@@ -254,7 +254,7 @@ class Recorder(SilentObserver):
                 self.ended[frontend, kind] += frontends.count(frontend)
 
     def _spent_by_class(self, requests: Sequence[Request], now: float) -> float:
-        interactive, bulk = _interactive(requests), [request for request in requests if request.priority < 0]
+        interactive, bulk = _interactive(requests), [request for request in requests if request.form.priority < 0]
         spent = self._spent(self.total, arrivals_of(interactive), now) if interactive else 0.0
         return spent + self._spent(self.bulk_total, arrivals_of(bulk), now) if bulk else spent
 
@@ -431,7 +431,7 @@ class Metrics(SilentObserver):
 
 def _interactive(requests: Sequence[Request]) -> list[Request]:
     """Return the requests that are not bulk work."""
-    return [request for request in requests if request.priority >= 0]
+    return [request for request in requests if request.form.priority >= 0]
 
 
 def _first_pieces(dispatch: Dispatch) -> list[Request]:
@@ -579,12 +579,12 @@ def _weigh(dispatch: Dispatch, ages: Histogram, now: float) -> int:
     """Count each request's age once for each of its rows in this batch. Return how many requests begin in it."""
     begun = 0
     for request, part in zip(dispatch.requests, dispatch.slices or [None] * len(dispatch.requests), strict=True):
-        start, stop = part or (0, request.rows)
+        start, stop = part or (0, request.form.rows)
         rows = stop - start
-        if request.priority < 0:
+        if request.form.priority < 0:
             continue
-        if part is not None and request.kind is Kind.ITEMS:
-            rows = rows * request.rows // len(request.payload)  # a part counts items, which have equal rows
+        if part is not None and request.form.kind is Kind.ITEMS:
+            rows = rows * request.form.rows // len(request.payload)  # a part counts items, which have equal rows
         begun += start == 0
         age = now - request.arrival
         ages.counts[bisect_left(AGES, age)] += rows

@@ -82,7 +82,7 @@ class Tracing(SilentObserver):
         """
         given = request.trace
         if type(given) is not Trace:
-            inside = given is None and request.frontend == "python"
+            inside = given is None and request.form.frontend == "python"
             request.trace = self._within(get_current()) if inside else self.new(given)
 
     def new(self, origin: Origin) -> Trace:
@@ -178,12 +178,12 @@ class Tracing(SilentObserver):
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:
         attributes = {
             "weir.model": model,
-            "weir.frontend": request.frontend,
-            "weir.rows": request.rows,
-            "weir.priority": request.priority,
+            "weir.frontend": request.form.frontend,
+            "weir.rows": request.form.rows,
+            "weir.priority": request.form.priority,
         }
         links = [Link(context) for context in trace.batches]
-        inside = request.frontend == "python"
+        inside = request.form.frontend == "python"
         whole = self._interval(request.arrival, now)
         own = self._whole(f"infer {model}", trace, whole, attributes, error, inside=inside, links=links)
         left = now if trace.dispatched is None else trace.dispatched

@@ -17,10 +17,9 @@ import numpy
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
-from weir.messages import JSON
+from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
-from weir.serving import LONGEST_TIMEOUT
 from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens, prompt_text
 from weir.text_server.requests import (
     CallerQueue,
@@ -269,19 +268,13 @@ class Encoder:
         (result,) = found
         if isinstance(result, WeirError):
             raise with_place(result, 0)
-        one = OneText(
-            Exchange(service, frontend=query.frontend),
-            query,
-            result,
-            done,
-            self._one_ended,
-            began=began,
-            timeout=timeout,
-            shortest=self._shape.shortest,
+        as_json = query.as_json and options.dimensions is None and self._is_small and not result.truncated
+        call, cost = Exchange(service, frontend=query.frontend), float(max(len(result.ids) // 4, self._shape.shortest))
+        form = Form(
+            timeout, accept=JSON if as_json else OBJECT, cost=cost, priority=query.priority, frontend=query.frontend
         )
-        one.tag = self._callers.hold()
-        if query.as_json and options.dimensions is None and self._is_small and not result.truncated:
-            one.accept = JSON
+        tag = self._callers.hold()
+        one = OneText(call, form, query, result, done, self._one_ended, began=began, tag=tag)
         self._enter_one(one)
         return partial(self._withdraw_one, one)
 
@@ -299,8 +292,8 @@ class Encoder:
             self._open_requests.end()
             raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else with_place(refusal, 0)) from None
         self._held += 1
-        self._under_way[one.priority < 0] += 1
-        self._lengths = LENGTH_DECAY * self._lengths + one.cost
+        self._under_way[one.form.priority < 0] += 1
+        self._lengths = LENGTH_DECAY * self._lengths + one.form.cost
         self._weight = LENGTH_DECAY * self._weight + 1.0
 
     def _leave_one(self, one: OneText) -> bool:
@@ -309,7 +302,7 @@ class Encoder:
             return False
         one.is_over = True
         self._held -= 1
-        self._under_way[one.priority < 0] -= 1
+        self._under_way[one.form.priority < 0] -= 1
         self._callers.release()
         self._open_requests.end()
         if self._callers.next() is not None:
@@ -588,9 +581,7 @@ class Encoder:
         ready = request.ready_texts.popleft()
         if request.call.service is not self._service:  # the model has been loaded again
             request.call = Exchange(self._service, frontend=request.call.frontend)
-        text_request = TextPiece(
-            request.call, request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now
-        )
+        text_request = TextPiece(request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now)
         try:
             if request.deadline.at <= now:
                 raise _too_late(request)
@@ -601,7 +592,7 @@ class Encoder:
             self._fail(request, with_place(error, request.first_place(text_request.place)))
             return False
         request.under_way.add(text_request)
-        self._lengths = LENGTH_DECAY * self._lengths + text_request.cost
+        self._lengths = LENGTH_DECAY * self._lengths + text_request.form.cost
         self._weight = LENGTH_DECAY * self._weight + 1.0
         self._under_way[request.is_bulk] += 1
         return True
@@ -733,7 +724,7 @@ def _size(text: Any) -> int:
 
 
 def _one_too_late(one: OneText) -> WeirError:
-    limit = own_limit(one.timeout) if one.query.timeout is None else stated_limit(one.timeout)
+    limit = own_limit(one.form.timeout) if one.query.timeout is None else stated_limit(one.form.timeout)
     return DeadlineExceeded(f"{limit}: the deadline passed before all texts were computed")
 
 

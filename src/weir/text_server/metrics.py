@@ -267,4 +267,4 @@ class PaddingMetrics(SilentObserver, Collector):
 def length_of(request: Any) -> int:
     """Return how many tokens the text of `request` has; an estimate if only the worker tokenizes it."""
     payload = request.payload
-    return len(payload.ids) // 4 if isinstance(payload, Tokens) else max(1, round(request.cost))
+    return len(payload.ids) // 4 if isinstance(payload, Tokens) else max(1, round(request.form.cost))

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 
 import numpy
 
-from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
-from weir.messages import CURRENT_TRACE, OBJECT, Dispatch, Kind, Origin, Trace, child_of
+from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of
 from weir.protocols.exchange import QueuedRequest
-from weir.serving import LONGEST_TIMEOUT
 from weir.text_models import Pooling
 from weir.text_models.texts import Text, TextOutput, Tokenized, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
@@ -348,39 +346,31 @@ class EncodeRequest:
 class TextRequest(QueuedRequest):
     """A request of `call` for one text, or for a piece of one. `ended` is called with it as for a QueuedRequest.
 
-    `timeout` is what its caller stated or the server's, and `deadline` that of the whole request, which began before this text entered the queue.
-    A subclass sets `tag` and `brief`, see RequestBase.
+    The timeout of its form is what its caller stated or the server's, and `deadline` that of the whole request, which began before this text entered the queue.
     """
 
     __slots__ = ("brief", "call", "tag")
 
     def __init__(
-        self, call: "Exchange", tokens: Tokens, ended: Callable[[Any], None], *, arrival: float, timeout: float, deadline: float,
-        priority: int, cost: float,
-    ) -> None:  # fmt: skip
-        # The constructor of QueuedRequest inlined, because there is one for each text. A test compares the results of the two.
+        self,
+        call: "Exchange",
+        form: Form,
+        tokens: Tokens,
+        ended: Callable[[Any], None],
+        *,
+        deadline: float,
+        tag: float,
+        brief: bool,
+    ) -> None:
+        super().__init__(form, tokens, call.service.now(), ended)
         self.call = call
-        self.payload = tokens
-        self.arrival = arrival
-        self.timeout = timeout
         self.deadline = deadline
-        self.priority = priority
-        self.cost = cost
-        self.kind = Kind.ITEM
-        self.content_type = self.accept = OBJECT
-        self.rows = 1
-        self.key = None
-        self.large = False
-        self.frontend = call.frontend
-        self.trace = None
-        self.caller = call.caller
-        begin(self)
-        self._ended = ended
-        self.output = self.error = self.dispatch = None
+        self.tag = tag
+        self.brief = brief
 
 
 class TextPiece(TextRequest):
-    """A text of `request`, or a piece of one."""
+    """A text of `request`, or a piece of one, which costs `cost` tokens. Its timeout is what is left `now` of that of the whole request."""
 
     __slots__ = ("piece", "place", "request")
 
@@ -391,24 +381,13 @@ class TextPiece(TextRequest):
         return deadline.timeout, deadline.began
 
     def __init__(
-        self, call: "Exchange", request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float,
-        tag: float, now: float,
+        self, request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float, tag: float, now: float
     ) -> None:  # fmt: skip
         self.request = request
-        self.tag = tag
-        self.brief = request.brief
         self.place, self.piece, tokens = ready
-        deadline = request.deadline.at
-        super().__init__(
-            call,
-            tokens,
-            ended,
-            arrival=now,
-            timeout=deadline - now,
-            deadline=deadline,
-            priority=request.key[0],
-            cost=cost,
-        )
+        call, deadline = request.call, request.deadline.at
+        form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=call.frontend, caller=call.caller)
+        super().__init__(call, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
         if request.trace is not None:
             self.trace = request.trace.text_trace()
 
@@ -416,9 +395,11 @@ class TextPiece(TextRequest):
 class OneText(TextRequest):
     """The only text of a request, which enters the queue as it comes, see Encoder.encode_one.
 
+    The timeout of its form is that from `began` to the deadline. It is the same for all requests that state none, so that they wait in the order of their
+    deadlines.
+
     Attributes:
         done: is called once with the answer or the error, unless the request is withdrawn.
-        timeout: seconds from `began` to the deadline. It is the same for all requests that state none, so that they wait in the order of their deadlines.
         query: what was asked.
         count, truncated: how many tokens the text has, and whether it was cut.
         began: when the request began, by the service's clock.
@@ -430,29 +411,19 @@ class OneText(TextRequest):
     @property
     def limit(self) -> tuple[float, float]:
         """The timeout, and the instant from which it counts."""
-        return self.timeout, self.began
+        return self.form.timeout, self.began
 
     def __init__(
-        self, call: "Exchange", query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],
-        ended: Callable[["OneText"], None], *, began: float, timeout: float, shortest: int,
+        self, call: "Exchange", form: Form, query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],
+        ended: Callable[["OneText"], None], *, began: float, tag: float,
     ) -> None:  # fmt: skip
         ids, second, self.truncated, _ = found
-        self.count = count = len(ids) // 4
+        self.count = len(ids) // 4
         self.done = done
         self.query = query
         self.began = began
         self.is_over = False
-        self.brief = True
-        super().__init__(
-            call,
-            Tokens(ids, second),
-            ended,
-            arrival=call.service.now(),
-            timeout=timeout,
-            deadline=began + timeout,
-            priority=query.priority,
-            cost=float(count if count > shortest else shortest),
-        )
+        super().__init__(call, form, Tokens(ids, second), ended, deadline=began + form.timeout, tag=tag, brief=True)
 
 
 def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:

@@ -16,8 +16,8 @@ from tests.streaming_models import Count, Script
 
 from weir.errors import Cancelled, InvalidRequest, ModelError
 from weir.frontends.grpc import inference as forms
-from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, Form, Forms, Writing
-from weir.messages import OBJECT, Kind
+from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, MessageLayout, MessageLayouts, Writing
+from weir.messages import Form, Kind
 from weir.model import Model, Tensor
 from weir.protocols.entries import QueueEntry
 from weir.serving.service import Service
@@ -52,7 +52,7 @@ async def test_raw_tensors() -> None:
         (output,) = response.outputs
         assert (response.model, response.version, response.id) == ("double", "", "7")
         assert (output.name, output.datatype, output.array.tolist()) == ("y", "INT32", [[6, 8]])
-    assert [request.frontend for request in rig.observer.answers[0][0]] == ["grpc"]
+    assert [request.form.frontend for request in rig.observer.answers[0][0]] == ["grpc"]
     ((model, frontend, received, sent),) = rig.observer.transfers
     assert (model, frontend) == ("double", "grpc") and received > 8 and sent > 8
 
@@ -158,7 +158,7 @@ async def test_a_full_line_says_when_to_come_again() -> None:
             call.cancel()
 
 
-WORK = QueueEntry(None, Kind.TENSORS, OBJECT, OBJECT, 1, 1.0, None, False)
+WORK = QueueEntry(Form(30.0, Kind.TENSORS), None)
 
 
 class Both(Model):
@@ -177,7 +177,7 @@ def make_request_of_two(first: int, model: str = "both", columns: int = 3, **opt
     return InferenceRequest(model, tensors, **options)
 
 
-def learn(known: Forms, request: InferenceRequest, service: Service) -> None:
+def learn(known: MessageLayouts, request: InferenceRequest, service: Service) -> None:
     """Have `known` learn the form of `request`, which it does from the second one on."""
     for _ in range(2):
         assert known.find(write_request(request)) is None
@@ -186,7 +186,7 @@ def learn(known: Forms, request: InferenceRequest, service: Service) -> None:
 
 def test_whatever_is_found_is_read_as_it_is_otherwise() -> None:
     """Every byte of a message is changed, taken away or doubled: either its form is not known, or it says the same."""
-    known, body = Forms(), write_request(make_request_of_two(3))
+    known, body = MessageLayouts(), write_request(make_request_of_two(3))
     learn(known, make_request_of_two(0), Service(Both, executor="inline"))
     changed = [body[:at] + bytes([body[at] ^ 1 << bit]) + body[at + 1 :] for at in range(len(body)) for bit in range(8)]
     changed += [body[:at] + body[at + 1 :] for at in range(len(body))]
@@ -194,7 +194,7 @@ def test_whatever_is_found_is_read_as_it_is_otherwise() -> None:
     found = [(form, each) for each in changed if (form := known.find(each)) is not None]
     assert len(found) >= 8 * (12 + 16)  # every bit of the tensors
     for form, each in found:
-        read, arrays = read_request(parse_request(each)).inputs, form.entry(each).payload
+        read, arrays = read_request(parse_request(each)).inputs, form.entry(each, 1.0, "").payload
         assert [(value.name, value.array.dtype, value.array.tobytes(), value.array.shape) for value in read] == [
             (name, array.dtype, array.tobytes(), array.shape) for name, array in arrays.items()
         ]
@@ -233,13 +233,13 @@ def test_messages_of_other_forms_are_not_remembered(body: bytes, count: int) -> 
     ],
 )
 def test_requests_that_say_more_are_not_remembered(request_: InferenceRequest) -> None:
-    known = Forms()
+    known = MessageLayouts()
     learn(known, request_, Service(Both, executor="inline"))
     assert known.find(write_request(request_)) is None
 
 
 def test_a_generation_that_was_replaced_is_not_kept() -> None:
-    known, service = Forms(), Service(Both, executor="inline")
+    known, service = MessageLayouts(), Service(Both, executor="inline")
     learn(known, make_request_of_two(0), service)
     gone = weakref.ref(service.facts)
     del service
@@ -249,7 +249,7 @@ def test_a_generation_that_was_replaced_is_not_kept() -> None:
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "_MOST_LENGTHS", 8)
-    service, known = Service(Both, executor="inline"), Forms()
+    service, known = Service(Both, executor="inline"), MessageLayouts()
     for columns in range(1, 40):
         for model in ("a", "bb", "ccc", "dddd", "eeeee", "ffffff"):
             learn(known, make_request_of_two(0, model, columns), service)
@@ -261,14 +261,14 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("outputs", [None, [RequestedOutput("b", {})]])
 async def test_answers_are_those_of_other_requests(outputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[bool] = []  # of each call, whether its form was known
-    find = Forms.find
+    find = MessageLayouts.find
 
-    def noted(self: Forms, body: bytes) -> Form | None:
+    def noted(self: MessageLayouts, body: bytes) -> MessageLayout | None:
         form = find(self, body)
         known.append(form is not None)
         return form
 
-    monkeypatch.setattr(Forms, "find", noted)
+    monkeypatch.setattr(MessageLayouts, "find", noted)
     async with serving(Both) as rig:
         for first in range(6):
             bodies = []
@@ -320,7 +320,7 @@ async def test_deadlines_of_known_forms(monkeypatch: pytest.MonkeyPatch) -> None
     submit = Service.submit
 
     def noted(self: Service, request: Any, now: float | None = None) -> None:
-        timeouts.append(request.timeout)
+        timeouts.append(request.form.timeout)
         submit(self, request, now)
 
     monkeypatch.setattr(Service, "submit", noted)
@@ -334,7 +334,7 @@ async def test_deadlines_of_known_forms(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_answer_that_lacks_an_output_is_the_models_failure() -> None:
-    known, service = Forms(), Service(Both, executor="inline")
+    known, service = MessageLayouts(), Service(Both, executor="inline")
     learn(known, make_request_of_two(0), service)
     form: Any = known.find(write_request(make_request_of_two(0)))
     whole = {"sum": np.zeros((1, 2)), "b": np.zeros((1, 2))}

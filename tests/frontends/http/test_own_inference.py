@@ -12,6 +12,7 @@ from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, ModelNotReady
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
+from weir.messages import Form
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings
 from weir.protocols.entries import ItemHead, entries_of
@@ -158,7 +159,7 @@ def test_only_whole_requests_that_are_alike_share_a_batch() -> None:
         return InferenceRequest("whole", [value], outputs=list(outputs) or None, parameters=parameters)
 
     service = Service(Whole, executor="inline")
-    alike = [entries_of(service, request((rows, 3), colour="red"))[0].key for rows in (1, 2)]
+    alike = [entries_of(service, request((rows, 3), colour="red"), Form(1.0))[0].form.key for rows in (1, 2)]
     others = [
         request((1, 4)),
         request((1, 3)),
@@ -166,5 +167,5 @@ def test_only_whole_requests_that_are_alike_share_a_batch() -> None:
         request((1, 3), RequestedOutput("y", {})),
     ]
 
-    keys = {alike[0], *(entries_of(service, other)[0].key for other in others)}
+    keys = {alike[0], *(entries_of(service, other, Form(1.0))[0].form.key for other in others)}
     assert alike[0] == alike[1] and len(keys) == 5

@@ -57,7 +57,7 @@ def test_every_answer_is_an_event(serve: Serve) -> None:
     assert data(packed) == [1, 2]
     server.until(lambda: len(heard.transfers) == 4)
     assert heard.transfers[0] == ("count", "http", 1, len(response.content))
-    assert {request.frontend for requests, _, _ in heard.answers for request in requests} == {"http"}
+    assert {request.form.frontend for requests, _, _ in heard.answers for request in requests} == {"http"}
     explained = server.client.post("/infer/count", content=b"3", headers={"x-explain": "1"})
     assert explained.headers["x-batch-size"] == "1"
     assert server.client.post("/inference", content=b"1").text == "data: 1\n\n"

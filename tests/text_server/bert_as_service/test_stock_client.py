@@ -15,7 +15,7 @@ from tests.text_server.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, ex
 from tests.text_server.bert_as_service.opened import Connect, Opened
 
 from weir.errors import ModelNotReady, Overloaded
-from weir.serving import LONGEST_TIMEOUT
+from weir.messages import LONGEST_TIMEOUT
 from weir.text_server.bert_as_service.port import Port
 
 TEXTS = ["First do it", "then do it right", "then do it better"]

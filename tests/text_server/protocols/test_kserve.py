@@ -23,6 +23,7 @@ from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.client.embedding import EmbeddingClient
 from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest
+from weir.messages import Form
 from weir.protocols import HttpSettings
 from weir.protocols.native import RequestHead
 from weir.text_server.exchange import EmbeddingContext, TextExchange
@@ -386,12 +387,13 @@ async def test_of_many_items_with_options_of_their_own_only_some_are_under_way()
             return Encoded(np.full((1, 2), float(texts[0]), np.float32), [1], [False])
 
     ask, encoder = RequestHead(weir.Service(Square, executor="inline"), True), cast(Encodes, Waiting())
+    ask.form = Form(30.0)
     exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
     items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
     ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
     assert [end.numbers[0] for end in ends] == list(range(1000))
     assert (len(timeouts), most) == (1000, 64)
-    assert 0 < min(timeouts) <= max(timeouts) <= ask.timeout
-    ask.timeout = 0.0
+    assert 0 < min(timeouts) <= max(timeouts) <= ask.form.timeout
+    ask.form = Form(0.0)
     late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
     assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2

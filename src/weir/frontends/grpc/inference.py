@@ -3,7 +3,7 @@
 The responses of a stream are sent as they come; only those of one request are in order, and clients assign them by id. An error of one request is a message
 in the stream, and the stream continues.
 
-Small unary requests that differ only in the bytes of their tensors share a Form, so that only the first of them is parsed.
+Small unary requests that differ only in the bytes of their tensors share a MessageLayout, so that only the first of them is parsed.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from weir.frontends.grpc.call import (
 from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
 from weir.protocols.account import CLAIM, charge_values
 from weir.protocols.data_plane import find
-from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
+from weir.protocols.entries import CLASS, QueueEntry, class_offset, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
 from weir.protocols.kserve import KserveContext, Memory, wants_regions
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, work_later, written
@@ -152,11 +152,11 @@ _BYTES = DTYPES["BYTES"]
 _MOST_ANSWERS = 64  # combinations of output shapes that one form remembers
 
 
-class Form:
-    """The common form of requests to one service that differ only in the bytes of their tensors."""
+class MessageLayout:
+    """What messages to one service have in common that differ only in the bytes of their tensors. `form` is that of their queue entries."""
 
     __slots__ = (
-        "_answers", "_dtypes", "_entry", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "kind", "model", "version",
+        "_answers", "_dtypes", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "form", "model", "version",
     )  # fmt: skip
 
     def __init__(
@@ -167,9 +167,8 @@ class Form:
         entry: QueueEntry,
         raw: list[tuple[int, int, int]],
     ) -> None:
-        """Make the form of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
-        self.model, self.version, self.kind = request.model, request.version, entry.kind
-        self._entry = entry[1:]  # without the payload
+        """Make the layout of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
+        self.model, self.version, self.form = request.model, request.version, entry.form
         self._facts = weakref.ref(service.facts)
         self._request = InferenceRequest(request.model, [], version=request.version, outputs=request.outputs)
         self._size_bytes = len(body)
@@ -185,21 +184,24 @@ class Form:
         self._answers: dict[tuple[tuple[int, ...], ...], list[bytes]] = {}
 
     def fits(self, body: bytes) -> bool:
-        """Return whether a message that begins with the head of this form also has tensors of the same sizes at the same offsets."""
+        """Return whether a message that begins with the head of this layout also has tensors of the same sizes at the same offsets."""
         if len(body) != self._size_bytes:
             return False
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
     def serves(self, facts: "ModelFacts") -> bool:
-        """Return whether this form was made for the model of `facts`, which has not been reloaded since."""
+        """Return whether this layout was made for the model of `facts`, which has not been reloaded since."""
         return self._facts() is facts
 
-    def entry(self, body: bytes) -> QueueEntry:
+    def entry(self, body: bytes, timeout: float, caller: str) -> QueueEntry:
         """Return the queue entry of a message that fits. Its tensors are read-only arrays."""
         arrays = {
             name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors
         }
-        return QueueEntry(arrays, *self._entry)
+        form = self.form
+        if timeout != form.timeout or caller != form.caller:
+            form = form.replaced(timeout=timeout, caller=caller)
+        return QueueEntry(form, arrays)
 
     def respond(self, service: "ModelHandle", output: Any, waited: float = 0.0) -> bytes | Writing:
         """Return the response message for `output`, or its writing; `waited` is as for `response_of`, and so is what it raises."""
@@ -209,7 +211,7 @@ class Form:
             if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
                 parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
                 return b"".join(parts)
-        response = response_of(service, self._request, [self.kind], [output], waited)
+        response = response_of(service, self._request, [self.form.kind], [output], waited)
         if not waited:
             self._learn(response)
         return Writing.of(response)
@@ -222,29 +224,29 @@ class Form:
             self._answers[tuple([array.shape for array in arrays])] = response_pieces(response)
 
 
-class Forms:
-    """A bounded cache of forms. A form is stored when its second request comes."""
+class MessageLayouts:
+    """A bounded cache of layouts. A layout is stored when its second request comes."""
 
     def __init__(self) -> None:
-        self._known: HeadMemo[Form] = HeadMemo()
+        self._known: HeadMemo[MessageLayout] = HeadMemo()
         self._lengths: dict[int, tuple[int, ...]] = {}  # of heads, by the lengths of messages
 
-    def find(self, body: bytes) -> Form | None:
-        """Return the form of the request in `body`, or None."""
+    def find(self, body: bytes) -> MessageLayout | None:
+        """Return the layout of the request in `body`, or None."""
         for length in self._lengths.get(len(body), ()):
-            form = self._known.find(body[:length])
-            if form is not None and form.fits(body):
-                return form
+            layout = self._known.find(body[:length])
+            if layout is not None and layout.fits(body):
+                return layout
         return None
 
     def learn(self, body: bytes, request: InferenceRequest, service: "ModelHandle", entry: QueueEntry) -> None:
-        """Remember the form of a request with a single queue entry, if other requests can have the same form."""
+        """Remember the layout of a request with a single queue entry, if other requests can have the same layout."""
         if len(body) > LONGEST or request.id or request.parameters or request.without_batch or not _is_plain(request):
             return
         raw = raw_at_end(body, len(request.inputs))
         if raw is not None:
             head = body[: raw[0][0]]
-            self._known.offer(head, Form(body, request, service, entry, raw))
+            self._known.offer(head, MessageLayout(body, request, service, entry, raw))
             self._remember(len(body), len(head))
 
     def _remember(self, length: int, head: int) -> None:
@@ -288,9 +290,9 @@ class UnaryCall:
         self._respond = respond
         self._end_with = fail
 
-    def submit(self, entry: QueueEntry, schedule: Schedule) -> None:
+    def submit(self, entry: QueueEntry) -> None:
         """Submit the request; it is cancelled when the caller leaves. Raises what Exchange.submit raises."""
-        request = self._exchange.submit(entry, schedule, self._ended)
+        request = self._exchange.submit(entry, self._ended)
         if not request.settled:
             self._call.on_left = partial(self._exchange.cancel, request)
 
@@ -331,7 +333,7 @@ class UnaryInference:
     def __init__(self, context: KserveContext, *, development: bool) -> None:
         self._context = context
         self._development = development
-        self._forms = Forms()
+        self._layouts = MessageLayouts()
         self.refusing = False
 
     def handler(self) -> Handler:
@@ -344,8 +346,8 @@ class UnaryInference:
         try:
             if self.refusing:
                 raise refusal()
-            form = self._forms.find(body) if class_in(call) is None else None
-            if form is None or not self._begin_known(form, call, body):
+            layout = self._layouts.find(body) if class_in(call) is None else None
+            if layout is None or not self._begin_known(layout, call, body):
                 self._begin_any(call, body)
         except Exception as error:
             if isinstance(error, ModelNotReady) and error.read is not None:
@@ -357,16 +359,16 @@ class UnaryInference:
         """Return the function that ends a call with an error."""
         return partial(refuse, call=call, development=self._development)
 
-    def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
-        """Submit a request of a known form. Return False, with nothing done, if the model was reloaded since."""
-        service = find(self._context.registry, form.model, form.version)
-        if not form.serves(service.facts):
+    def _begin_known(self, layout: MessageLayout, call: IncomingCall, body: bytes) -> bool:
+        """Submit a request of a known layout. Return False, with nothing done, if the model was reloaded since."""
+        service = find(self._context.registry, layout.model, layout.version)
+        if not layout.serves(service.facts):
             return False
-        schedule = Schedule(0, call.time_remaining())
+        left = call.time_remaining()
         exchange = Exchange(service, frontend=FRONTEND)
         exchange.caller = call.caller
-        unary = UnaryCall(call, exchange, len(body), form.respond, self.failing(call, body))
-        unary.submit(form.entry(body), schedule)
+        unary = UnaryCall(call, exchange, len(body), layout.respond, self.failing(call, body))
+        unary.submit(layout.entry(body, service.facts.settings.timeout if left is None else left, call.caller))
         return True
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
@@ -378,14 +380,14 @@ class UnaryInference:
         if service.tracing is not None or not inference_of(service).queues_tensors(service):
             self.begin_task(partial(self._infer, exchange), call, body)
             return
-        (entry,), schedule = exchange.entries(request)
+        (entry,) = exchange.entries(request)
 
         def respond(service: "ModelHandle", output: Any, waited: float) -> Writing:
-            return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
+            return exchange.writing(response_of(service, request, [entry.form.kind], [output], waited))
 
-        UnaryCall(call, exchange, len(body), respond, self.failing(call, body)).submit(entry, schedule)
+        UnaryCall(call, exchange, len(body), respond, self.failing(call, body)).submit(entry)
         if service.facts.takes_tensors:
-            self._forms.learn(body, request, service, entry)
+            self._layouts.learn(body, request, service, entry)
 
     def begin_task(
         self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes

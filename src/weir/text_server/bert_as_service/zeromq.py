@@ -34,11 +34,10 @@ from weir.errors import (
     Unauthorized,
     WeirError,
 )
-from weir.messages import JSON
+from weir.messages import JSON, LONGEST_TIMEOUT
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.offloading import off_loop
-from weir.serving import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
 from weir.text_server.bert_as_service import frames

@@ -205,11 +205,11 @@ def read_items(head: ItemHead, body: bytes, context: EmbeddingContext, encoder: 
     if not body:
         raise empty_body(head)
     if not head.batch:
-        return [read_item(body if head.content_type == OCTETS else decode(body, head.content_type), encoder)]
-    parts = split(body, head.content_type, context.max_texts)
+        return [read_item(body if head.form.content_type == OCTETS else decode(body, head.form.content_type), encoder)]
+    parts = split(body, head.form.content_type, context.max_texts)
     if parts is None:
         raise InvalidRequest(f"body: has more than {context.max_texts} texts (max_texts)")
-    return [_item_or_error(part, head.content_type, encoder) for part in parts]
+    return [_item_or_error(part, head.form.content_type, encoder) for part in parts]
 
 
 def _item_or_error(part: bytes, content_type: str, encoder: Encodes) -> Item | WeirError:
@@ -354,12 +354,12 @@ class TextInference:
         }
         size = TEXT_BYTES * sum(vector.size for vector in vectors)
         dispatch, arrival = groups.dispatch or (None, 0.0)
-        write = partial(_bodies, results, head.accept)
+        write = partial(_bodies, results, head.form.accept)
         return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), further)
 
     async def _items(self, head: ItemHead, body: bytes, call: "Exchange") -> list[Item | WeirError]:
         def read() -> list[Item | WeirError]:
-            charge_values(len(body), partial(values_bytes, body, head.content_type))
+            charge_values(len(body), partial(values_bytes, body, head.form.content_type))
             return read_items(head, body, self._context, self._encoder)
 
         return await call.read(_ITEM_BYTES * len(body), read)
@@ -394,7 +394,7 @@ class ItemGroups:
 
         async def encode_next() -> None:
             for (options, places), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
-                left = self._head.timeout - (asyncio.get_running_loop().time() - began)
+                left = self._head.form.timeout - (asyncio.get_running_loop().time() - began)
                 encoded = await self._encoded(options, places, own, left)
                 if len(alike) == 1 and isinstance(encoded, CapacityError):
                     raise encoded

@@ -23,12 +23,11 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
-from weir.messages import Dispatch
+from weir.messages import MSGPACK, Dispatch
 from weir.protocols import HttpSettings
 from weir.protocols import kserve as layouts
 from weir.protocols.access import Access
-from weir.protocols.entries import Schedule, item_entry
-from weir.protocols.exchange import Exchange, QueuedRequest
+from weir.protocols.entries import item_entry
 from weir.serving.service import Service
 from weir.telemetry.tracing import Tracing
 
@@ -211,7 +210,7 @@ async def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None
     async with site() as here:
         plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
         request = HttpRequest(Connection(here.shared), plan, b"3")
-        exchange, schedule = Exchange(here.service, frontend="http"), Schedule(4, plan.head.timeout)
-        queued = QueuedRequest(item_entry(plan.head, b"3"), exchange, schedule, lambda request: None)
+        queued = RequestBase(*item_entry(plan.head, b"3"), here.service.now())
+        assert (request.form.priority, request.form.key, request.form.accept) == (4, "k", MSGPACK)
         for name in RequestBase.__slots__:
             assert getattr(request, name) == getattr(queued, name), name

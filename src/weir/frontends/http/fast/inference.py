@@ -15,16 +15,14 @@ from weakref import WeakKeyDictionary
 from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
-from weir.messages import JSON, Dispatch, Kind
+from weir.messages import JSON, Dispatch, Form
 from weir.protocols.account import charge_values
 from weir.protocols.entries import (
     QueueEntry,
-    Schedule,
     arrays_size,
     empty_body,
     entries_of,
     item_entry,
-    make_entry,
     may_be_empty,
     output_body,
     response_of,
@@ -47,7 +45,7 @@ from weir.protocols.kserve import (
     reply_to,
     size_to_read,
 )
-from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
+from weir.protocols.native import NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, work_later
 from weir.protocols.response import (
     LONG_COMPRESSION,
@@ -60,7 +58,7 @@ from weir.protocols.response import (
 )
 from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
-from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest
+from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest, Parameters
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead, may_have_texts
 from weir.wire.kserve_json import Body, BodyPeek, Outline
 from weir.wire.tensors import Arrays
@@ -70,7 +68,6 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.plan import HttpHead, RoutePlan
 
-_ITEM = Kind.ITEM
 Step = Callable[[], None]
 
 
@@ -82,23 +79,14 @@ class HttpRequest(RequestBase):
     head: Any  # as its protocol reads it
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
-        # As QueuedRequest does, but without an exchange, an entry and a schedule. A test compares the results of the two.
+        # The constructor of RequestBase inlined: it runs once per request. A test compares the results of the two.
         head: HotHead = plan.head
+        self.form = form = head.form
         self.payload = payload
         self.arrival = now = head.service.now()
-        self.timeout = timeout = head.timeout
-        self.deadline = now + timeout
-        self.kind = _ITEM
-        self.content_type = head.content_type
-        self.accept = head.accept
-        self.rows = 1
-        self.cost = 1.0
-        self.key = head.key
-        self.priority = head.priority
-        self.caller = head.caller
-        self.large = False
-        self.frontend = FRONTEND
+        self.deadline = now + form.timeout
         self.trace = head.carrier
+        self.large = False
         begin(self)
         self.connection = connection
         self.plan = plan
@@ -160,10 +148,12 @@ class HttpRequest(RequestBase):
         return self._read_item
 
     def _read_item(self) -> Step:
-        return partial(self._take_size, item_entry(self.head, self.payload))
+        return partial(self.take_form, item_entry(self.head, self.payload).form)
 
-    def _take_size(self, entry: QueueEntry) -> None:
-        self.rows, self.cost, self.key, self.large = entry.rows, entry.cost, entry.key, entry.large
+    def take_form(self, form: Form) -> None:
+        """Set the form, which was read from the body."""
+        self.form = form
+        self.deadline = self.arrival + form.timeout
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Write the response."""
@@ -201,7 +191,7 @@ class HttpRequest(RequestBase):
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         head = self.head
         headers = [(b"content-type", self.plan.answer_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
-        if head.explain:
+        if self.form.explain:
             headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):
             self._answer(HttpResponse(200, headers, output_body(head, output)))
@@ -251,7 +241,7 @@ class HotNative(NativeProtocol):
         if not _is_hot(head):
             return False
         plan.head = head
-        plan.answer_type = head.accept
+        plan.answer_type = head.form.accept
         plan.in_arena = head.plain
         return True
 
@@ -342,10 +332,17 @@ class KserveRequest(HttpRequest):
         memory = self._memory()
         request = read_body(head, plain, memory)
         memory.hold(request)
-        (entry,) = entries_of(head.service, request)
-        return partial(
-            self._take_read, plain, request, memory, entry, schedule_of(request.parameters, head.service.facts.model)
-        )
+        (entry,) = entries_of(head.service, request, self._scheduled(request.parameters))
+        return partial(self._take_read, plain, request, memory, entry)
+
+    def _scheduled(self, parameters: Parameters, offset: int = 0) -> Form:
+        """Return the form of a request with these parameters; `offset` is the part of its priority that they do not state."""
+        form: Form = self.head.form
+        schedule = schedule_of(parameters, self.head.service.facts.model)
+        priority = schedule.priority + offset
+        if schedule.timeout is None and priority == form.priority:
+            return form
+        return form.replaced(priority=priority, timeout=schedule.timeout or form.timeout)
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
@@ -354,39 +351,38 @@ class KserveRequest(HttpRequest):
 
     def _take_outline(self, plain: Body | None, found: Outline) -> None:
         """Set what the outline says. `plain` is the decompressed body, if it was compressed."""
-        rows, key, parameters, _ = found
-        if rows > 1:
-            self.large = make_entry(self.head.service, None, Kind.ITEM, rows, float(rows), key).large
-            self.rows, self.cost = rows, float(rows)
-        self.key = key
-        self.priority = self.head.class_offset
-        if parameters:
-            schedule = schedule_of(parameters, self.head.service.facts.model)
-            self.priority += schedule.priority
-            if schedule.timeout is not None:
-                self._expire_after(schedule.timeout)
+        self.take_form(self._outlined(found))
         if plain is not None:
             self.connection.charge(len(plain))
             self._take_over(plain)
+
+    def _outlined(self, found: Outline) -> Form:
+        """Return the form of a request with this outline. Requests with one head mostly have one outline."""
+        head: KserveHead = self.head
+        if head.outlined is not None and head.outlined[:3] == found[:3]:
+            return head.outlined[3]
+        form = self._scheduled(found.parameters, head.class_offset).replaced(
+            rows=found.rows, cost=float(found.rows), key=found.key
+        )
+        head.outlined = (*found[:3], form)
+        return form
 
     def _take_layout(self, layout: Layout, body: Body) -> None:
         self.layout = layout
         self.inference_request = layout.request
         self.payload = self._with_block(layout.arrays(memoryview(body)))
-        self._take_entry(layout.entry, layout.schedule)
+        self.take_form(layout.form)
 
-    def _take_read(
-        self, body: Body, request: InferenceRequest, memory: Memory, entry: QueueEntry, schedule: Schedule
-    ) -> None:
+    def _take_read(self, body: Body, request: InferenceRequest, memory: Memory, entry: QueueEntry) -> None:
         """Set what was read from a body that is decoded in this process."""
         self.inference_request, self.memory = request, memory
         if self.head.header_length is not None and self.head.service.facts.takes_tensors:
             self.payload = self._with_block(entry.payload)
-            self._learn(body, request, entry, schedule)
+            self._learn(body, request, entry)
         else:
             self.connection.charge(arrays_size(entry.payload) or len(body))
             self._take_over(entry.payload)
-        self._take_entry(entry, schedule)
+        self.take_form(entry.form)
 
     def _memory(self) -> Memory:
         peer = self.connection.transport.get_extra_info("peername")
@@ -394,28 +390,17 @@ class KserveRequest(HttpRequest):
         memory: Memory = self.plan.handler.context.memory(host, self.head.headers)  # type: ignore[attr-defined]  # of HotKserve
         return memory
 
-    def _learn(self, body: Body, request: InferenceRequest, entry: QueueEntry, schedule: Schedule) -> None:
+    def _learn(self, body: Body, request: InferenceRequest, entry: QueueEntry) -> None:
         """Remember the Layout of the header, if it can be used again."""
         head: KserveHead = self.head
         if head.layouts is not None and HEAD not in entry.payload:
             header = bytes(body[: head.header_length])
-            if (layout := layout_of(header, len(body), request, entry, schedule)) is not None:
+            if (layout := layout_of(header, len(body), request, entry)) is not None:
                 head.layouts.offer(header, layout)
 
     def _with_block(self, arrays: Arrays) -> Arrays:
         """Return `arrays`, which are views of the body, together with the block of the arena that holds the body."""
         return ArenaArrays(arrays, self.payload) if is_block(self.payload) else arrays
-
-    def _take_entry(self, entry: QueueEntry, schedule: Schedule) -> None:
-        self.kind, self.content_type, self.accept = entry.kind, entry.content_type, entry.accept
-        self.rows, self.cost, self.key, self.large = entry.rows, entry.cost, entry.key, entry.large
-        self.priority = schedule.priority
-        if schedule.timeout is not None:
-            self._expire_after(schedule.timeout)
-
-    def _expire_after(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.deadline = self.arrival + timeout
 
     def _take_over(self, payload: Any) -> None:
         """Replace the payload, and free the previous one."""
@@ -445,7 +430,7 @@ class KserveRequest(HttpRequest):
 
     def _reply(self, request: InferenceRequest, output: Any, waited: float) -> KserveReply | None:
         """Return the reply; None if a thread writes it, because it is long."""
-        response = response_of(self.head.service, request, [self.kind], [output], waited)
+        response = response_of(self.head.service, request, [self.form.kind], [output], waited)
         write = partial(reply_to, request, response, self.memory or self._memory())
         size = bytes_to_write(response, binary_outputs(request))
         if size > LONG_ANSWER:

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import httptools
 
 from weir.errors import InvalidRequest, ModelNotReady, Unauthorized, WeirError
+from weir.messages import Form
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.native import content_length
@@ -159,14 +160,8 @@ class HotHead(Protocol):
     """What a protocol reads from the head of a request to a model: how the request enters the queue, and how it is answered."""
 
     service: "ModelHandle"
-    content_type: str
-    accept: str
-    timeout: float
-    priority: int
-    caller: str
-    key: Any
-    plain: bool  # the body is one item of one row and goes to the worker undecoded
-    explain: bool
+    form: Form  # of a request whose body is one item of one row
+    plain: bool  # the body is such an item and goes to the worker undecoded
     request_id: bytes | None
     carrier: dict[str, str] | None
     accept_coding: str
@@ -285,7 +280,7 @@ def _settle(plan: RoutePlan, http_head: HttpHead, settings: HttpSettings) -> Non
 
 def _settle_for(plan: RoutePlan, head: HotHead, settings: HttpSettings) -> None:
     plan.service = head.service
-    adds_headers = head.explain or head.request_id is not None or head.service.tracing is not None
+    adds_headers = head.form.explain or head.request_id is not None or head.service.tracing is not None
     if plan.keep_alive and not adds_headers:
         plan.plain_up_to = settings.compress_above if head.accept_coding else ANY_LENGTH
 
