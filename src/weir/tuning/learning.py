@@ -15,6 +15,7 @@ import numpy as np
 
 from weir.errors import ModelNotReady, WeirError
 from weir.model import Model
+from weir.numerics import isotonic
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import AutoPolicy
 from weir.profiling import ProfilingSettings, items_of
@@ -73,7 +74,7 @@ def learned_profile(times: Times, max_batch_size: int, power: float | None = Non
     sizes = sorted(times)
     means, deviations, counts = np.array([_usual(times[size]) for size in sizes]).T
     every = np.arange(1.0, largest + 1.0)
-    milliseconds = np.maximum(1000.0 * rising(means, counts), 1e-6)
+    milliseconds = np.maximum(1000.0 * isotonic(means, counts), 1e-6)
     table = np.full(largest, milliseconds[0])
     if len(sizes) > 1:
         table = extended(np.array(sizes, dtype=np.float64), milliseconds, every)
@@ -89,23 +90,6 @@ def _usual(seconds: Collection[float]) -> tuple[float, float, int]:
         del kept[len(kept) - max(1, int(LEFT_OUT * len(kept))) :]
     mean = sum(kept) / len(kept)
     return mean, sqrt(sum((each - mean) ** 2 for each in kept) / len(kept)), len(kept)
-
-
-def rising(means: Floats, weights: Floats) -> Floats:
-    """Return the non-decreasing values nearest to `means` by weighted least squares; all of shape (sizes,).
-
-    The method is to pool adjacent violators (Barlow, Bartholomew, Bremner and Brunk, "Statistical Inference under
-    Order Restrictions", 1972).
-    """
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
-        pool = (mean, weight, 1)
-        while pools and pools[-1][0] >= pool[0]:
-            before = pools.pop()
-            total = before[1] + pool[1]
-            pool = ((before[0] * before[1] + pool[0] * pool[1]) / total, total, before[2] + pool[2])
-        pools.append(pool)
-    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
 def extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
