@@ -238,7 +238,10 @@ class Driver:
         if self._measurement is not None:
             await self._measurement.measure_all()
             self._measuring = False
-            self._poll(Wakeup.WORKER, self._clock())
+            now = self._clock()
+            if self._woken_at is not None:
+                self._woken_at = now
+            self._poll(Wakeup.WORKER, now)
 
     def _open(self) -> None:
         """Let requests wait for the start."""
