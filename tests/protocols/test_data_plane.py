@@ -13,7 +13,6 @@ from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.data_plane import EXTENSIONS, DataPlane, config, metadata
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
-from weir.testing import FakeExecutor
 from weir.wire.inference import DATA_PLANE
 from weir.wire.kserve_grpc import methods
 from weir.workers.cpus import cpu_count
@@ -39,10 +38,10 @@ class Words(Model):
 class Asked:
     """The data plane of a server with these models."""
 
-    def __init__(self, *services: Service, liveness: str = "process") -> None:
+    def __init__(self, *services: Service) -> None:
         self.registry = Registry(list(services))
-        http, settings = HttpSettings(liveness=liveness), KserveSettings(server_name="mine")
-        self._plane = DataPlane(KserveContext(self.registry, http, settings=settings))
+        settings = KserveSettings(server_name="mine")
+        self._plane = DataPlane(KserveContext(self.registry, HttpSettings(), settings=settings))
 
     async def __call__(self, name: str, body: Any = None, **path: Any) -> Any:
         return await self._plane.respond(DATA_PLANE[name], path, body)
@@ -80,18 +79,6 @@ async def test_a_question_is_true_or_false() -> None:
     cpus = cpu_count()
     for name, count, found in (("cpu", 0, True), ("CPU", cpus, True), ("cpu", cpus + 1, False), ("xrt", None, False)):
         assert await ask("has_hardware", {"name": name, "num": count}) == {"found": found}
-
-
-async def test_a_server_is_not_live_while_a_model_can_start_no_worker() -> None:
-    """If that counts."""
-    executor = FakeExecutor()
-    ask = Asked(Service(Affine, executor=executor), liveness="models")
-    await ask.registry.start()
-    executor.end("no weights")
-    assert await ask("server_live") == {"live": False}
-    executor.revive(0)
-    assert await ask("server_live") == {"live": True}
-    await ask.registry.stop()
 
 
 async def test_models_are_described_by_version() -> None:

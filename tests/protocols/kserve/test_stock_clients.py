@@ -146,9 +146,9 @@ def test_what_is_wrong_comes_back_as_text_with_its_status(call: Both) -> None:
         (("infer", "nobody", BINARY), "404", "Request for unknown model: 'nobody' is not found"),
         (("get_model_metadata", "nobody"), "404", "Request for unknown model: 'nobody' is not found"),
         (("get_model_config", "simple", "9"), "404", "Request for unknown model: 'simple' version '9' is not found"),
-        (("get_log_settings",), "501", "does not have this extension"),
-        (("get_trace_settings",), "501", "does not have this extension"),
-        (("register_cuda_shared_memory", "r", b"handle", 0, 64), "501", "does not have this extension"),
+        (("get_log_settings",), "501", "log settings cannot be read or changed by a call"),
+        (("get_trace_settings",), "501", "trace settings cannot be read or changed by a call"),
+        (("register_cuda_shared_memory", "r", b"handle", 0, 64), "501", "CUDA shared memory is not offered"),
     ):
         with pytest.raises(InferenceServerException) as caught:
             call(*refused)
