@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from weir.bench.target import OK, Counts, Ledger
+from weir.bench.target import OK, Target
 from weir.testing import FakeClock
 
 GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
@@ -106,36 +106,22 @@ class FakeWaker:
         self._clock.call_at(when + self._late, callback)
 
 
-class Echo:
-    """A target without a network: each request has its answer when it is sent, or when the test says so."""
-
-    connections = None
-    held = 0
+class Echo(Target):
+    """A target without a network: each request has its answer when it is sent."""
 
     def __init__(self, name: str = "echo", *, outcome: str = OK, clock: Callable[[], float]) -> None:
-        self.name = name
-        self.ledger = Ledger()
+        super().__init__(name, clock)
         self.sent: list[int] = []
         self.opened = self.closed = False
         self._outcome = outcome
-        self._clock = clock
 
     async def open(self) -> None:
         self.opened = True
 
-    async def start_round(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
     def send(self, index: int) -> None:
         self.sent.append(index)
-        self.ledger.sent[index] = self._clock()
-        self.ledger.end(index, self._clock(), self._outcome)
-
-    def give_up(self) -> None:
-        pass
-
-    async def counts(self) -> Counts | None:
-        return None
+        self._ledger.sent[index] = self._clock()
+        self._ledger.end(index, self._clock(), self._outcome)
 
     async def close(self) -> None:
         self.closed = True

@@ -47,14 +47,10 @@ def test_what_is_no_metrics_page_is_reported() -> None:
 class Calls(CallTarget):
     """Requests end as the test says: with None, they do not end by themselves."""
 
-    connections = None
-
     def __init__(self, end: str | Exception | None, *, sent: bool = True) -> None:
         super().__init__("calls", HttpOptions(timeout=0.2), time.monotonic)
         self._end = end
         self._sent = sent
-
-    async def open(self) -> None: ...
 
     async def _call(self, index: int) -> str:
         if self._sent:

@@ -347,43 +347,22 @@ async def run_round(
     ledger = Ledger() if load.times is None else Ledger((load.times[index] + start).tolist())
     await target.start_round(ledger)
     watch(ledger)
+    loop = asyncio.get_running_loop()
+    finished = loop.create_future()
+    end = partial(finished.set_result, None)
     if load.times is None:
         start = clock()
-        await _run_closed(target, ledger, load.concurrency or 1, start + load.round_seconds, clock)
+        closing, callers = start + load.round_seconds, load.concurrency or 1
+        ClosedLoop(
+            ledger, target.send, clock=clock, soon=loop.call_soon, finished=end, concurrency=callers, end=closing
+        ).start()
+        await _settled(target, ledger, finished)
     else:
-        await _run_open(target, ledger, clock)
+        with Alarm() as alarm:
+            OpenLoop(ledger, target.send, clock=clock, waker=alarm, soon=loop.call_soon, finished=end).tick()
+            await _settled(target, ledger, finished)
     after = await target.counts()
     return Round(ledger, start, None if before is None or after is None else after - before)
-
-
-async def _run_open(target: Target, ledger: Ledger, clock: Clock) -> None:
-    loop = asyncio.get_running_loop()
-    finished = loop.create_future()
-    with Alarm() as alarm:
-        OpenLoop(
-            ledger,
-            target.send,
-            clock=clock,
-            waker=alarm,
-            soon=loop.call_soon,
-            finished=lambda: finished.set_result(None),
-        ).tick()
-        await _settled(target, ledger, finished)
-
-
-async def _run_closed(target: Target, ledger: Ledger, concurrency: int, end: float, clock: Clock) -> None:
-    loop = asyncio.get_running_loop()
-    finished = loop.create_future()
-    ClosedLoop(
-        ledger,
-        target.send,
-        clock=clock,
-        soon=loop.call_soon,
-        finished=lambda: finished.set_result(None),
-        concurrency=concurrency,
-        end=end,
-    ).start()
-    await _settled(target, ledger, finished)
 
 
 async def _settled(target: Target, ledger: Ledger, finished: asyncio.Future[None]) -> None:

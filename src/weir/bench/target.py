@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -176,68 +176,48 @@ class Ledger:
         return self.begun - self.over
 
 
-class Target(Protocol):
-    """Something that load can be put on. All methods are called in one event loop.
+class Target:
+    """Base class of what load can be put on. All methods are called in one event loop.
 
-    `send` records in the round's ledger when the request was sent, and later how it ended. Every request ends, at the latest
-    after its timeout, if `give_up` is called from time to time.
+    `send` notes in the round's ledger when the request was sent, and later how it ended. Every request ends, at the latest
+    after its timeout, if `give_up` is called from time to time. `name` is its name in tables.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._clock = clock
+        self._ledger = Ledger()
 
     @property
     def connections(self) -> int | None:
         """The largest number of connections that were open at a time; None if it has no connections."""
+        return None
 
     @property
     def held(self) -> int:
         """How many requests had to wait for a connection because no more were allowed."""
+        return 0
 
     async def open(self) -> None:
         """Connect, and check that a request is answered. Raises SettingsError."""
 
     async def start_round(self, ledger: Ledger) -> None:
         """Record all further requests in `ledger`."""
+        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Send the request `index` of the round."""
+        raise NotImplementedError
 
     def give_up(self) -> None:
-        """End requests that have timed out. Called some twenty times a second."""
+        """End requests that have timed out. Called some twenty times a second. By default, every request ends by itself."""
 
     async def counts(self) -> Counts | None:
         """Return what has been counted so far; None if that is unknown."""
+        return None
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
-
-
-class LedgerTarget:
-    """Base class of targets. It keeps the ledger of the round. By default no request waits for a connection, `give_up` does nothing,
-    and no batches are counted."""
-
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        self.name = name
-        self._clock = clock
-        self._ledger = Ledger()
-
-    @property
-    def held(self) -> int:
-        """See Target."""
-        return 0
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """See Target."""
-        self._ledger = ledger
-
-    def give_up(self) -> None:
-        """Do nothing: every request ends by itself."""
-
-    async def counts(self) -> Counts | None:
-        """Return None: batches are not counted."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -274,7 +254,7 @@ class Tasks(set[asyncio.Task[None]]):
             await asyncio.wait(self)
 
 
-class CallTarget(LedgerTarget):
+class CallTarget(Target):
     """Base class of targets on a server. Each request is a task, which `_call` must implement: it notes in the ledger when the request
     is sent, and returns how it ended."""
 
@@ -531,7 +511,7 @@ def example_of(document: Any, path: str) -> Any:
         return None
 
 
-class InProcessTarget(LedgerTarget):
+class InProcessTarget(Target):
     """Calls `Service.infer` of a service in this process, in the event loop that sends. There is no backpressure, so a full queue
     refuses requests as a server's does.
 
@@ -544,8 +524,6 @@ class InProcessTarget(LedgerTarget):
         timeout: seconds per request.
         clock: returns the time in seconds.
     """
-
-    connections = None
 
     def __init__(
         self,
