@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.types import Send
@@ -21,13 +21,23 @@ from weir.messages import JSON
 from weir.protocols.account import CLAIM
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, parsed, written
-from weir.protocols.response import JSON_HEADER, Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
+from weir.protocols.response import (
+    JSON_HEADER,
+    Headers,
+    HttpResponse,
+    compressed_off_loop,
+    echo_headers,
+    encode_safely,
+    error_headers,
+    start_headers,
+)
 from weir.text_models.texts import TextOutput
 from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers, read_object
 from weir.text_server.requests import SMALL_REQUEST
-from weir.text_server.texts import Encoded, TextTask
+from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
+from weir.wire.status import http_code
 from weir.wire.tensors import TEXT_BYTES
 
 if TYPE_CHECKING:
@@ -120,35 +130,35 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
     return sent
 
 
-class TextProtocol(Protocol):
-    """A protocol for requests for vectors over HTTP; it is pure. `paths` are its endpoints, and `name` the name of the endpoint in metrics."""
+class ErrorForm(NamedTuple):
+    """How an API writes errors.
 
-    @property
-    def name(self) -> str:
-        """The name of the endpoint in metrics."""
+    Attributes:
+        document: returns the document for an error, with the caller's id of the request, and with a traceback only for development.
+        status: returns the status of an error.
+    """
 
-    @property
-    def paths(self) -> Sequence[str]:
-        """The paths of its endpoints."""
-
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read texts, options and model of a request into `exchange`. Raises the error of an invalid request."""
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """Return the answer with the vectors. Raises Unsupported if the protocol has no form for them."""
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error`. `identity` is the caller's id of the request, if it was read."""
+    document: Callable[[BaseException, Any, bool], Mapping[str, Any]]
+    status: Callable[[BaseException], int] = http_code
 
 
-class ObjectProtocol:
-    """A TextProtocol whose bodies are objects as JSON."""
+class TextProtocol:
+    """A protocol for requests for vectors over HTTP; it is pure.
+
+    Attributes:
+        name: the name of the endpoint in metrics.
+        paths: the paths of its endpoints.
+        field: the name of the texts in errors.
+        errors: how its API writes errors.
+    """
 
     name: str
     paths: Sequence[str]
+    field: str
+    errors: ErrorForm
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """See TextProtocol."""
+        """Read texts, options and model of a request into `exchange`. Raises the error of an invalid request."""
         self.read_document(exchange, read_object(body))
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
@@ -156,36 +166,38 @@ class ObjectProtocol:
         raise NotImplementedError
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """See TextProtocol."""
+        """Return the response with the vectors. Raises Unsupported if the protocol has no form for them."""
         raise NotImplementedError
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """See TextProtocol."""
-        raise NotImplementedError
+        """Return the response for `error`. `identity` is the caller's id of the request, if it was read."""
+        named = error.renamed({TEXTS_FIELD: self.field}) if isinstance(error, WeirError) else error
+        document = self.errors.document(named, identity, development)
+        return HttpResponse(self.errors.status(named), error_headers(named), encode_safely(document))
 
 
-class EitherProtocol(ObjectProtocol):
+class EitherProtocol(TextProtocol):
     """The paths of `own`, which another API has too: a body with the field `mark` is in the form of `other`. The request's identity is its form."""
 
-    def __init__(self, own: ObjectProtocol, mark: str, other: ObjectProtocol) -> None:
+    def __init__(self, own: TextProtocol, mark: str, other: TextProtocol) -> None:
         self.name, self.paths = own.name, own.paths
         self._own = own
         self._mark = mark
         self._other = other
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         exchange.identity = self._other if self._mark in document else self._own
         exchange.identity.read_document(exchange, document)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
         """See TextProtocol."""
-        form: ObjectProtocol = exchange.identity
+        form: TextProtocol = exchange.identity
         return form.write(exchange, encoded)
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """See TextProtocol."""
-        form: ObjectProtocol = identity or self._own
+        form: TextProtocol = identity or self._own
         return form.error_answer(error, development=development)
 
 

@@ -288,17 +288,8 @@ class ServedTextModel:
                 f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
             )
         self.name = spec.name
-        options = RecipeOptions(
-            text.pooling,
-            text.layers,
-            text.mask_special,
-            text.positions,
-            text.normalize,
-            text.dimensions,
-            computing.precision,
-            text.window,
-            text.bare_layer,
-        )
+        params = spec.params()
+        options = RecipeOptions(**{name: params[name] for name in RecipeOptions._fields})
         self.recipe = chosen_recipe(checkpoint, options)
         logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
         if checkpoint.heads.pickled:

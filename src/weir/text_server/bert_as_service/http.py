@@ -28,8 +28,6 @@ from weir.protocols.response import (
     Headers,
     HttpResponse,
     accept_of,
-    encode_safely,
-    error_headers,
     error_value,
     json_response,
 )
@@ -46,10 +44,10 @@ from weir.text_server.exchange import (
     read_text,
     truncated_places,
 )
-from weir.text_server.http import Listing, TextApi, TextCall, TextHead, TextPage, listing
+from weir.text_server.http import ErrorForm, Listing, TextApi, TextCall, TextHead, TextPage, TextProtocol, listing
 from weir.text_server.metrics import TextClients
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
-from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of
 from weir.wire.schema import read_document as read_declared
 from weir.wire.status import http_code
@@ -349,11 +347,18 @@ def _truth(text: str, name: str) -> bool:
     return _TRUTH[text.lower()]
 
 
-class EncodeProtocol:
+def _error_document(error: BaseException, identity: Any, development: bool) -> EncodeError:
+    value, status = error_value(error, development=development), http_code(error)
+    document = EncodeError(id=identity, type=value["type"], description=value["message"], status=status)
+    return document if value["details"] is None else {**document, "details": value["details"]}
+
+
+class EncodeProtocol(TextProtocol):
     """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its answer."""
 
     name = NAME
     paths = ("/encode",)
+    field, errors = TEXTS_FIELD, ErrorForm(_error_document)
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, UnsupportedMediaType, and ModelNotFound."""
@@ -367,20 +372,6 @@ class EncodeProtocol:
         """Return the vectors as JSON or msgpack, as the caller accepts."""
         write = _as_msgpack if exchange.form == MSGPACK else _as_json
         return write(exchange.identity, encoded)
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` with the fields of bert-as-service: `id`, `type`, `description` and `status`, and `details` if there are any."""
-        value = error_value(error, development=development)
-        status = http_code(error)
-        document: EncodeError = {
-            "id": identity,
-            "type": value["type"],
-            "description": value["message"],
-            "status": status,
-        }
-        if value["details"] is not None:
-            document["details"] = value["details"]
-        return HttpResponse(status, error_headers(error), encode_safely(document))
 
 
 ENCODE = EncodeProtocol()

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from weir.errors import InvalidRequest, Unsupported, brief
-from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value, json_response
+from weir.protocols.response import HttpResponse, error_value, json_response
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
 from weir.text_server.exchange import (
@@ -26,11 +26,10 @@ from weir.text_server.exchange import (
     read_pairs,
     text_of_content,
 )
-from weir.text_server.http import JsonList, Listing, ObjectProtocol, TextApi, TextCall
-from weir.text_server.protocols.openai import TokenUsage, with_input_field
+from weir.text_server.http import ErrorForm, JsonList, Listing, TextApi, TextCall, TextProtocol
+from weir.text_server.protocols.openai import TokenUsage
 from weir.text_server.texts import Encoded, TextTask
 from weir.wire.schema import read_document
-from weir.wire.status import http_code
 
 NAME = "cohere"
 _SOME = Meta(min_length=1)
@@ -130,6 +129,11 @@ class CohereRanking(TypedDict):
     usage: TokenUsage
 
 
+def _error_document(error: BaseException, identity: Any, development: bool) -> CohereError:
+    message = error_value(error, development=development)["message"]
+    return CohereError(id=str(uuid4()), message=message, detail=message)
+
+
 class CohereForm(NamedTuple):
     """How vectors are written: in which types, and whether by type."""
 
@@ -137,21 +141,16 @@ class CohereForm(NamedTuple):
     by_type: bool
 
 
-class CohereProtocol(ObjectProtocol):
+class CohereProtocol(TextProtocol):
     """What the protocols of one version have in common."""
 
     name = NAME
+    errors = ErrorForm(_error_document)
 
     def __init__(self, version: Literal["1", "2"], endpoint: str) -> None:
         self.paths = (f"/v{version}/{endpoint}",)
         self._version = version
-        self._field = "documents" if endpoint == "rerank" else "texts"
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in Cohere's shape, with Jina's field next to it."""
-        message = error_value(with_input_field(error, self._field), development=development)["message"]
-        document = CohereError(id=str(uuid4()), message=message, detail=message)
-        return HttpResponse(http_code(error), error_headers(error), encode_safely(document))
+        self.field = "documents" if endpoint == "rerank" else "texts"
 
     def _meta(self, **units: int) -> CohereMeta:
         return {"api_version": {"version": self._version}, "billed_units": cast(BilledUnits, units)}

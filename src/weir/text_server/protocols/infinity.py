@@ -32,17 +32,16 @@ from weir.text_server.exchange import (
     relevance,
     text_of_content,
 )
-from weir.text_server.http import Listing, ObjectProtocol, TextApi, TextCall, TextPage
+from weir.text_server.http import Listing, TextApi, TextCall, TextPage, TextProtocol
 from weir.text_server.protocols.openai import (
+    OPENAI_ERRORS,
     CutTo,
     EmbeddingsAnswer,
     EmbeddingsRequest,
     OpenAIProtocol,
     TextModelCard,
     TokenUsage,
-    error_answer,
     model_card,
-    with_input_field,
 )
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
@@ -109,15 +108,11 @@ class ClassifyAnswer(InfinityAnswer):
     data: list[list[LabelScore]]
 
 
-class InfinityProtocol(ObjectProtocol):
+class InfinityProtocol(TextProtocol):
     """What infinity's protocols have in common."""
 
     name = NAME
-    field = "input"  # of the texts
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in OpenAI's shape, as infinity does."""
-        return error_answer(with_input_field(error, self.field), development=development)
+    field, errors = "input", OPENAI_ERRORS
 
 
 class InfinityRerank(InfinityProtocol):
@@ -126,7 +121,7 @@ class InfinityRerank(InfinityProtocol):
     field = "documents"
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request = read_document(document, RerankRequest)
         request.top_n = request.top_n or None  # vLLM's clients send 0 for all
         check_top_n(request.top_n)
@@ -153,7 +148,7 @@ class ClassifyProtocol(InfinityProtocol):
     paths = ("/classify",)
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request = read_document(document, ClassifyRequest)
         exchange.texts = check_texts(request.input, "input", exchange.context)
         exchange.encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
@@ -277,7 +272,7 @@ class ScoreProtocol(InfinityProtocol):
     paths = ("/score", "/v1/score")
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request, context = read_document(document, ScoreRequest), exchange.context
         names = next((names for names in _SIDES if document.keys() >= {*names}), _SIDES[0])
         first, second = [_side(document.get(name), name, context) for name in names]
@@ -328,7 +323,7 @@ class PromptProtocol(InfinityProtocol):
     name = VLLM
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request = read_document(document, PromptBody)
         exchange.texts = check_texts([request.prompt], "prompt", exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")
@@ -354,7 +349,7 @@ class DetokenizeProtocol(InfinityProtocol):
     paths = ("/detokenize",)
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request = read_document(document, DetokenizeBody)
         exchange.texts = [request.tokens]
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")

@@ -24,7 +24,7 @@ from weir.protocols.response import (
     OpenAIError,
     OpenAIErrorValue,
     json_response,
-    openai_error_answer,
+    openai_error,
 )
 from weir.text_models.packing import (
     PACKINGS,
@@ -49,14 +49,9 @@ from weir.text_server.exchange import (
     sparse_vector,
     truncated_places,
 )
-from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
+from weir.text_server.http import ErrorForm, Listing, TextApi, TextCall, TextPage, TextProtocol, listing
+from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of, wrong_field
-
-
-def with_input_field(error: BaseException, field: str = "input") -> BaseException:
-    """Return `error` with `field` in place of `texts`, which is the encoder's name for it."""
-    return error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
 
 
 def wrong(message: str, field: str = "") -> InvalidRequest:
@@ -64,11 +59,13 @@ def wrong(message: str, field: str = "") -> InvalidRequest:
     return InvalidRequest(message).about(field)
 
 
-def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error` in OpenAI's form."""
+def _error_document(error: BaseException, identity: Any, development: bool) -> OpenAIError:
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     code = "context_length_exceeded" if TOO_LONG in details else None
-    return openai_error_answer(error, code=code, development=development)
+    return openai_error(error, code=code, development=development)
+
+
+OPENAI_ERRORS = ErrorForm(_error_document)
 
 
 def no_such_path(path: str, known: str) -> HttpResponse:
@@ -271,10 +268,11 @@ def _read_plain(body: bytes) -> PlainRequest | None:
         return None
 
 
-class OpenAIProtocol:
+class OpenAIProtocol(TextProtocol):
     """OpenAI's protocol for embeddings; see TextProtocol."""
 
     name = NAME
+    field, errors = "input", OPENAI_ERRORS
     paths: Sequence[str] = ("/v1/embeddings",)
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
@@ -318,10 +316,6 @@ class OpenAIProtocol:
             vector = unit_vectors(encoded.vectors[0]) if form.unit_length else encoded.vectors[0]
             return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(vector))
         return _written(exchange.listed_model, exchange.form, encoded)
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in OpenAI's shape."""
-        return error_answer(with_input_field(error), development=development)
 
 
 OPENAI = OpenAIProtocol()

@@ -32,7 +32,6 @@ from weir.protocols.response import (
     Headers,
     HttpResponse,
     encode_safely,
-    error_headers,
     error_value,
     json_response,
 )
@@ -56,9 +55,18 @@ from weir.text_server.exchange import (
     terms,
     token_ids,
 )
-from weir.text_server.http import EitherProtocol, Listing, ObjectProtocol, TextApi, TextCall, TextPage, listing
+from weir.text_server.http import (
+    EitherProtocol,
+    ErrorForm,
+    Listing,
+    TextApi,
+    TextCall,
+    TextPage,
+    TextProtocol,
+    listing,
+)
 from weir.text_server.protocols.infinity import INFINITY_RERANK, VLLM_TOKENIZE
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
+from weir.text_server.texts import Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code
 
@@ -193,18 +201,19 @@ class Shown(NamedTuple):
     independent: bool | None = None
 
 
-class TeiProtocol(ObjectProtocol):
+def _error_document(error: BaseException, identity: Any, development: bool) -> TeiError:
+    message = error_value(error, development=development)["message"]
+    return TeiError(error=message, error_type=_codes(error)[1])
+
+
+class TeiProtocol(TextProtocol):
     """What TEI's protocols have in common."""
 
     name = NAME
-    field = "inputs"  # of the texts
+    field, errors = "inputs", ErrorForm(_error_document, lambda error: _codes(error)[0])
 
     def __init__(self, *paths: str) -> None:
         self.paths = paths
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in TEI's shape."""
-        return error_answer(error, self.field, development=development)
 
 
 class EmbedProtocol(TeiProtocol):
@@ -215,7 +224,7 @@ class EmbedProtocol(TeiProtocol):
         self._task = task
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See ObjectProtocol."""
+        """See TextProtocol."""
         request = _read(document, EmbedRequest, "inputs")
         exchange.texts = read_texts(request.inputs, "inputs", exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
@@ -341,13 +350,7 @@ def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken
         return place if place is None or sizes is None else sizes[place]
 
     return [
-        {
-            "id": each.id,
-            "text": each.text,
-            "special": each.special,
-            "start": offset(each.start),
-            "stop": offset(each.stop),
-        }
+        TeiToken(id=each.id, text=each.text, special=each.special, start=offset(each.start), stop=offset(each.stop))
         for each in tokens
     ]
 
@@ -373,17 +376,22 @@ class DecodeProtocol(TeiProtocol):
         return json_response(exchange.found)
 
 
+# The endpoints that answer for the server's first model, by what it is for; for others it is /embed.
+_DEFAULT_PATHS = {TextTask.RERANK: "/rerank", TextTask.PREDICT: "/predict", TextTask.EMBED_SPARSE: "/embed_sparse"}
+
+
 class Tei(TextApi):
     """The endpoints of TEI. What POST / and /invocations take is what the first model of the server is for."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        embed, rerank, predict, sparse = ["/embed"], ["/rerank"], ["/predict"], ["/embed_sparse"]
         tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
-        ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
-        default = ways.get(tasks[0], embed) if tasks else embed
+        default = _DEFAULT_PATHS.get(tasks[0], "/embed") if tasks else "/embed"
         # A ranking is known by its fields; a model that ranks labels what else there is.
-        self._instance_path = predict[0] if default is rerank else default[0]
-        default += ["/", "/invocations"]
+        self._instance_path = "/predict" if default == "/rerank" else default
+        embed, rerank, predict, sparse = [
+            (path, "/", "/invocations") if path == default else (path,)
+            for path in ("/embed", "/rerank", "/predict", "/embed_sparse")
+        ]
         query, texts = "What is a weir?", ["A low dam.", "A bird."]
         inputs: dict[str, Any] = {"inputs": texts}
         pairs = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
@@ -555,15 +563,8 @@ def characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else sum(len(part) for part in text if isinstance(part, str))
 
 
-def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one. `field` has the texts."""
-    status, kind = _codes(error)
-    named = error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
-    message = error_value(named, development=development)["message"]
-    return HttpResponse(status, error_headers(error), encode_safely(TeiError(error=message, error_type=kind)))
-
-
 def _codes(error: BaseException) -> tuple[int, str]:
+    """Return the status of an error, TEI's own where it has one, and TEI's name for its kind."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     status = http_code(error)
     if isinstance(error, ModelError) or "task" in details:

@@ -109,13 +109,9 @@ def _entities(
     tokens = list(_labelled(likeliest(logits, facts), details))
     if not form.joined:
         return [
-            {
-                "entity": each.label,
-                "score": each.score,
-                "word": text[each.start : each.end],
-                "start": each.start,
-                "end": each.end,
-            }
+            Entity(
+                entity=each.label, score=each.score, word=text[each.start : each.end], start=each.start, end=each.end
+            )
             for each in tokens
             if each.label not in form.ignored
         ]
@@ -160,12 +156,5 @@ class LabelsOfTokens(TextApi):
 
     def __init__(self, context: EmbeddingContext) -> None:
         summary, example = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
-        super().__init__(
-            context,
-            TeiError,
-            [
-                TextCall(
-                    TokenLabels("/predict_tokens"), summary, TokenLabelRequest, example, Any, TextTask.PREDICT_TOKENS
-                )
-            ],
-        )
+        labels, task = TokenLabels("/predict_tokens"), TextTask.PREDICT_TOKENS
+        super().__init__(context, TeiError, [TextCall(labels, summary, TokenLabelRequest, example, Any, task)])
