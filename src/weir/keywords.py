@@ -76,8 +76,6 @@ class CommonKeywords(TypedDict, total=False):
     """Numeric-library threads in each worker process (default: CPUs / workers)"""
     retry_in_halves: bool
     """Rerun a failed batch in halves, so that only bad items fail"""
-    load_niceness: int | None
-    """Niceness of a worker while it loads, 0 to 19 (default: 19 while other workers serve)"""
     start_timeout: float
     """Seconds within which a worker must load and warm up"""
     arena_bytes: int

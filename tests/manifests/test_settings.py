@@ -20,7 +20,7 @@ SAMPLES: dict[str, list[str]] = {
     "cpu_affinity": ["0", "1-2"], "server_cpu_affinity": ["0"], "cors_origins": ["*"], "uds_mode": ["660"], "load": ["all"],
     "frontends": ['mine={"port": 1}'], "protocols": ["mine"], "executor": ["external"], "worker_socket": ["unix:/run/weir.sock"], "log_level": ["debug"],
     "trace_endpoint": ["http://localhost:4318"], "host": ["::"], "api_key_file": ["/etc/keys"], "control_token_file": ["/etc/token"],
-    "pipeline_depth": ["2"], "liveness": ["process"], "log_format": ["text"], "small_request_size": ["0"], "grpc_port": ["8001"], "workers": ["4"], "device_order": ["oldest"], "ray_address": ["auto"], "ray_runtime_env": ['{"pip": ["a"]}'], "resources": ["A10=1"], "placement": ["spread"], "load_niceness": ["3"],
+    "pipeline_depth": ["2"], "liveness": ["process"], "log_format": ["text"], "small_request_size": ["0"], "grpc_port": ["8001"], "workers": ["4"], "device_order": ["oldest"], "ray_address": ["auto"], "ray_runtime_env": ['{"pip": ["a"]}'], "resources": ["A10=1"], "placement": ["spread"],
 }  # fmt: skip
 REFUSED = {"uds", "api_key"}
 

@@ -372,9 +372,6 @@ def group_finder() -> FindGroup:
     return lambda name, order: groups().group(name, order)
 
 
-LOAD_NICENESS = 19
-
-
 def make_service(
     model: ModelToServe,
     observers: Sequence[Observer],
@@ -423,8 +420,6 @@ def _service_of(
     }
     if on_demand is not None:
         arguments["on_demand"] = on_demand
-    if fresh:  # other models serve while this one loads
-        arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
         service = new_service(found, group_of=group_of, **arguments)
     except SettingsError as error:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Run the template until the server leaves; return the exit code."""
-    _, _, parent, cpus, niceness, descriptor = arguments
-    loaded, _ = prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu], int(niceness))
+    _, _, parent, cpus, descriptor = arguments
+    prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu])
     from weir.frontends.grpc import SILENT, VERBOSITY
     from weir.frontends.http.server import tls_context  # only now: these load libraries
     from weir.fronts import front
@@ -41,7 +41,6 @@ def main(arguments: list[str]) -> int:
     tls = tls_context(config.http)
     if config.product is not None:
         config.product.load()
-    loaded()
     gc.collect()
     gc.freeze()  # the collector would write to what fronts share
 
@@ -62,7 +61,7 @@ def _be_front(run: Any, tls: Any, options: dict[str, Any], descriptors: Sequence
     code = 1
     try:
         os.setpgid(0, 0)
-        prepare(template, (), 0)
+        prepare(template, ())
         for each in descriptors:
             os.set_inheritable(each, False)
         link, connections, figures, *listening = descriptors

@@ -128,7 +128,7 @@ class FrontProcesses:
                 start = Start("", {"name": "fronts", "config": self._config})
                 loaded = False
                 try:
-                    loaded = await template.start(start, environment, 0, unpinned())
+                    loaded = await template.start(start, environment, unpinned())
                 finally:
                     if not loaded:
                         self._template = None

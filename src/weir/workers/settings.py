@@ -241,11 +241,6 @@ class WorkerSettings:
         None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
     )
     retry_in_halves: bool = setting(True, "rerun a failed batch in halves, so that only bad items fail")
-    load_niceness: int | None = setting(
-        None,
-        "niceness of a worker while it loads, 0 to 19 (default: 19 while other workers serve)",
-        rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
-    )
     start_timeout: float = setting(300.0, "seconds within which a worker must load and warm up", rule=POSITIVE)
     arena_bytes: int = setting(
         256 << 20,

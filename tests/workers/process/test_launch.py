@@ -215,9 +215,9 @@ async def test_where_no_template_starts_workers_are_programs(monkeypatch: pytest
     await templates.close()
 
 
-async def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
+async def test_a_cpu_is_the_workers_own() -> None:
     cpu = min(os.sched_getaffinity(0))
-    async with started(Forked, workers=2, cpu_affinity=[[cpu]], load_niceness=5) as pool:
+    async with started(Forked, workers=2, cpu_affinity=[[cpu]]) as pool:
         assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
 
 
@@ -309,6 +309,7 @@ class SlowStarts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Semaphore(0)
         self.go_on = threading.Event()
+        self.begun = threading.Event()
         self.started: list[Popen] = []
         self._start: Callable[..., Popen] = subprocess.Popen
         monkeypatch.setattr(subprocess, "Popen", self._slow)
@@ -317,6 +318,7 @@ class SlowStarts:
         self.entered.release()
         self.go_on.wait()
         self.started.append(self._start(*arguments, **rest))
+        self.begun.set()
         return self.started[-1]
 
 
@@ -351,12 +353,11 @@ async def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, mod
 
 def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) -> None:
     async def main() -> None:
-        start_process(SLEEP, {"PATH": "/usr/bin:/bin"}, [], lambda _: None, begun=lambda _: begun.set())
+        start_process(SLEEP, {"PATH": "/usr/bin:/bin"}, [], lambda _: None)
 
-    begun = threading.Event()
     asyncio.run(main())
     slow.go_on.set()
-    begun.wait()
+    slow.begun.wait()
     slow.started[0].wait()
     assert slow.started[0].returncode == -9
 

@@ -30,7 +30,6 @@ from weir.config import SILENCE
 from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
 from weir.workers.executor import Turns
-from weir.workers.process.entry import lower
 from weir.workers.settings import WorkerSettings, for_worker
 
 Popen = subprocess.Popen[bytes]
@@ -74,21 +73,16 @@ def start_process(
     environment: dict[str, str],
     descriptors: Sequence[int],
     done: Done,
-    *,
-    begun: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Start a process in a process group of its own, which inherits `descriptors`; the caller keeps them open until `done` is called.
 
-    `done` is called on the running loop with the process, or with the error if the system refuses; `begun` before it, in another thread,
-    with the process id. The kernel kills the process when the calling thread ends.
+    `done` is called on the running loop with the process, or with the error if the system refuses. The kernel kills the process when the calling thread ends.
     """
 
     def start() -> Popen:
-        popen = subprocess.Popen(
+        return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors, process_group=0
         )
-        begun(popen.pid)
-        return popen
 
     loop = asyncio.get_running_loop()
     starter: Starter | None = getattr(_of_thread, "starter", None)
@@ -173,7 +167,7 @@ class Template:
         """The process id, while there is a process."""
         return None if self._popen is None else self._popen.pid
 
-    async def start(self, start: Start, environment: dict[str, str], niceness: int, cpus: Sequence[int] = ()) -> bool:
+    async def start(self, start: Start, environment: dict[str, str], cpus: Sequence[int] = ()) -> bool:
         """Start the process, and have it load what is shared. Return whether it has; if not, it has written why to stderr.
 
         Raises OSError when the system refuses a process. The kernel kills the process when the calling thread ends. The caller must `close` the
@@ -184,7 +178,7 @@ class Template:
         self._socket = ours
         ours.setblocking(False)
         self._starting = loop.create_future()
-        arguments = command("template", start.options["name"], cpus, niceness, theirs.fileno(), module=self._module)
+        arguments = command("template", start.options["name"], cpus, theirs.fileno(), module=self._module)
         start_process(arguments, environment, [theirs.fileno()], partial(self._started, theirs, self._starting))
         await self._starting
         try:
@@ -388,7 +382,7 @@ class Launch:
         limit = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
         return limit | (for_worker(self.settings.env, self.index) or {})
 
-    def fork(self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]) -> bool:
+    def fork(self, end: int, result_fd: int, done: Callable[[Process | OSError | None], None]) -> bool:
         """Have the template fork a process; return False if there is no template. The arguments are those of `spawn`.
 
         `done` also gets None: the template has ended. See Template.fork.
@@ -396,7 +390,6 @@ class Launch:
         if self.template is None:
             return False
         options = {
-            "niceness": niceness,
             "cpus": self._cpus,
             "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
             "result_bytes": self.result_bytes if result_fd >= 0 else 0,
@@ -404,19 +397,18 @@ class Launch:
         self.template.fork(options, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0], done)
         return True
 
-    def spawn(self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError], None]) -> None:
-        """Start a process as a program of its own, at a priority lower by `niceness` while it loads.
+    def spawn(self, end: int, result_fd: int, done: Callable[[Process | OSError], None]) -> None:
+        """Start a process as a program of its own.
 
         It inherits the descriptors `end` (of its socket) and `result_fd` (of its arena, or -1). The caller keeps them open until `done` is
         called, with the process, or with the error if the system refuses. The kernel kills the process when the calling thread ends.
         """
         numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
         start_process(
-            command("worker", f"{self.name}/{self.index}", self._cpus, niceness, *numbers),
+            command("worker", f"{self.name}/{self.index}", self._cpus, *numbers),
             self.environment(os.environ),
             [fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
             lambda result: done(result if isinstance(result, OSError) else _own_child(result)),
-            begun=(lambda pid: lower(pid, niceness)) if niceness else (lambda _: None),
         )
 
     @property
@@ -446,7 +438,7 @@ class Templates:
                 self._templates[key] = template = Template()
                 options = {"name": "models", "path": list(launch.path), "imports": self._imports}
                 try:
-                    await template.start(Start(b"", options), environment, 0, unpinned())
+                    await template.start(Start(b"", options), environment, unpinned())
                 except OSError:  # the system refuses a process, and the worker's own start says so
                     template.close()
                 except BaseException:
@@ -468,9 +460,9 @@ class Templates:
             await template.closed
 
 
-def command(role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int, module: str = ENTRY) -> list[str]:
+def command(role: str, name: str, cpus: Sequence[int], *numbers: int, module: str = ENTRY) -> list[str]:
     """Return the command line of a process that runs `module`, with the arguments that `entry.main` describes."""
-    arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), niceness, *numbers)
+    arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), *numbers)
     # -P: without it the current directory would come first on the path and could hide any module.
     return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 

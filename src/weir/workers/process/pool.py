@@ -30,9 +30,7 @@ class Spawner(Protocol):
     async def open(self) -> None:
         """Be ready to start processes. Raises SettingsError if that cannot be."""
 
-    def spawn(
-        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int
-    ) -> WorkerChild:
+    def spawn(self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop) -> WorkerChild:
         """See Spawn."""
 
     async def close(self) -> None:
@@ -284,8 +282,7 @@ class ProcessPool:
         self._template = Template()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._settings.start_timeout):
-                niceness = self._settings.load_niceness or 0
-                if await self._template.start(start, launch.environment(os.environ), niceness, unpinned()):
+                if await self._template.start(start, launch.environment(os.environ), unpinned()):
                     return
         template, self._template = self._template, None
         template.close()

@@ -35,12 +35,12 @@ from weir.workers.source import unpack_source
 
 def run_worker(
     end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None,
-    loaded: Callable[[], None] = lambda: None, shared: Model | None = None,
+    shared: Model | None = None,
 ) -> int:  # fmt: skip
     """Serve on the socket with the descriptor `end` until the server says stop or leaves; return the exit code.
 
     The descriptors of the two arenas are -1 where there is no arena. `refusal` is why this process cannot start at all, if it cannot.
-    `loaded` is called when the model is ready. `shared` is the model, if it has been made and has loaded what its workers share.
+    `shared` is the model, if it has been made and has loaded what its workers share.
     """
     sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
     channel, places, fetch = open_channel(ChildChannel, end, request_fd, request_bytes, result_fd, result_bytes)
@@ -53,7 +53,6 @@ def run_worker(
             raise refusal
         sys.path[:] = start.options["path"]
         runner = load_runner(start, channel, places, fetch, shared)
-        loaded()
         if start.options["bulk"]:
             become_idle()
     except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
@@ -323,11 +322,11 @@ class BatchLoop:
                 look()
 
 
-def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
+def run_template(descriptor: int) -> int:
     """Load what the workers of a model share, or the modules that those of any model need; then fork a worker, or reap one, at each request
     of the server. Return the exit code.
 
-    `descriptor` is this process's end of a socket. `loaded` is called when all is loaded.
+    `descriptor` is this process's end of a socket.
     """
     server = ServerSocket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
@@ -343,7 +342,6 @@ def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
         name = start.options["name"]
         print(f"weir: {name}: nothing is shared by its workers, each loads by itself", file=sys.stderr)  # noqa: T201 - logging is not configured yet
         return 1
-    loaded()
     server.sendall(READY)
     return obey(server, lambda options, descriptors, own: _be_worker(options, descriptors, model, own))
 
@@ -417,7 +415,7 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
     """Run as a worker until the end. If the template has loaded a model, libraries are not shut down then: they would look for the threads
     that the template had. Without one, the worker ends as a program does, but does not take down its modules, whose memory it shares."""
     os.setpgid(0, 0)
-    take_back, refusal = prepare(template, options["cpus"], options["niceness"])
+    refusal = prepare(template, options["cpus"])
     given = iter(descriptors)
     end = next(given)
     request_fd = next(given) if options["request_bytes"] else -1
@@ -430,7 +428,6 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
         result_fd,
         options["result_bytes"],
         refusal=refusal,
-        loaded=take_back,
         shared=model,
     )
     if model is None and "numpy.random" in sys.modules:

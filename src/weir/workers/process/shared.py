@@ -34,7 +34,6 @@ from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import Capabilities, Executor, ExecutorBase, Listener, WorkerState, reserved
-from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
@@ -52,15 +51,14 @@ def environment_of(settings: WorkerSettings) -> WorkerSettings | None:
     """Return what must agree in the settings of models that share workers; None if these workers cannot be shared."""
     if settings.executor != "process" or settings.scale is not None:
         return None
-    return replace(settings, load_niceness=None, retry_in_halves=True)
+    return replace(settings, retry_in_halves=True)
 
 
 class PoolMember(ExecutorBase):
     """The Executor of one model of a SharedPool. `user` is what the other models share the workers with."""
 
-    def __init__(self, pool: "SharedPool", hosted: Hosted, load_niceness: int | None, folder: str | None) -> None:
+    def __init__(self, pool: "SharedPool", hosted: Hosted, folder: str | None) -> None:
         self.hosted = hosted
-        self.load_niceness = load_niceness
         self.folder = folder  # of the user's code
         self.listener: Listener
         self.left = False
@@ -237,7 +235,7 @@ class SharedPool:
         if self._settings is None or environment_of(settings) != self._settings or len(folders) > 1:
             return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
         hosted = Hosted(pack_source(model, params), name, max_batch_size, settings.retry_in_halves)
-        made = PoolMember(self, hosted, settings.load_niceness, folder)
+        made = PoolMember(self, hosted, folder)
         self._made[made] = None
         return made
 
@@ -285,9 +283,9 @@ class SharedPool:
         async with self._changing:
             current = self._current
             if not member.left and current is None:
-                await self._start(list(self._made), member.load_niceness)
+                await self._start(list(self._made))
             elif not member.left and current is not None and member not in current.place:
-                await self._start([*(each for each in current.members if not each.left), member], member.load_niceness)
+                await self._start([*(each for each in current.members if not each.left), member])
         if member.left:
             raise ModelNotReady(f"{member.hosted.label}: stopped before it was ready")
         self._announce(member)
@@ -364,7 +362,7 @@ class SharedPool:
             if current is None or not staying or len(staying) == len(current.members):
                 return
             try:
-                await self._start(staying, LOWEST)
+                await self._start(staying)
             except WeirError as error:
                 logger.warning("the workers keep the memory of a model that was unloaded: %s", error.message)
 
@@ -380,12 +378,12 @@ class SharedPool:
         if at is not None:
             at.pool.cancel(worker, hosted_id(batch_id, at.place[member]), indices)
 
-    async def _start(self, members: Sequence[PoolMember], load_niceness: int | None) -> None:
+    async def _start(self, members: Sequence[PoolMember]) -> None:
         """Start processes with these models, and stop the former ones when no worker has a batch there."""
         assert self._settings is not None
         former = self._current
         count = self._settings.first_workers + self.added
-        self._starting = _Processes(self, members, replace(self._settings, load_niceness=load_niceness, workers=count))
+        self._starting = _Processes(self, members, replace(self._settings, workers=count))
         if self._orders[0] is not None:  # models of a device group
             self._starting.pool.warm_up_in(self._take_turn)
         self._start_task = asyncio.ensure_future(self._starting.pool.start(self._starting))  # which calls worker_ready

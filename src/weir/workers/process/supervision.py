@@ -42,7 +42,7 @@ from weir.wire.frames import (
 from weir.workers.arena import Arena, BatchPlaces, ResultFetch, Results, as_values, create_memory
 from weir.workers.executor import READY, WAITS, HeldTurn, Listener
 from weir.workers.process.channel import Channel
-from weir.workers.process.entry import LOWEST, cpu_times, hurry
+from weir.workers.process.entry import cpu_times, hurry
 from weir.workers.process.launch import KILL_GRACE, Launch, Process
 from weir.workers.timer import TimeLimit
 
@@ -128,12 +128,9 @@ class Child(ChannelWithResults):
 
     shares_memory = True
 
-    def __init__(
-        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
-    ) -> None:
+    def __init__(self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._launch = launch
-        self._niceness = niceness  # while it loads
         self._owner = owner
         self._loop = loop
         self._reason = ""
@@ -167,7 +164,7 @@ class Child(ChannelWithResults):
         parser = self._make_parser(lends=self._launch.lends)
         self._channel = Channel(ours, parser, self._owner.received, self._channel_ended)
         end, result_fd = self._inherited
-        if not self._launch.fork(end.fileno(), result_fd, self._niceness, self._forked):
+        if not self._launch.fork(end.fileno(), result_fd, self._forked):
             self._spawn()
 
     def kill(self, reason: str = "") -> None:
@@ -184,7 +181,7 @@ class Child(ChannelWithResults):
     def _spawn(self) -> None:
         theirs, result_fd = self._inherited
         self._starts = True
-        self._launch.spawn(theirs.fileno(), result_fd, self._niceness, self._forked)
+        self._launch.spawn(theirs.fileno(), result_fd, self._forked)
 
     def _forked(self, process: Process | OSError | None) -> None:
         self._starts = False
@@ -338,8 +335,8 @@ class WorkerChild(Protocol):
         """End the process now. `exited` is still called, with `reason` if that was the cause."""
 
 
-Spawn = Callable[[Launch, ChildListener, asyncio.AbstractEventLoop, int], WorkerChild]
-"""Returns a process of a worker, not started yet, and of this niceness while it loads."""
+Spawn = Callable[[Launch, ChildListener, asyncio.AbstractEventLoop], WorkerChild]
+"""Returns a process of a worker, not started yet."""
 
 
 class Flight(NamedTuple):
@@ -417,12 +414,8 @@ class SupervisedWorker:
         """Start a process; `received`, `refused` or `exited` report what becomes of it."""
         self.state = "starting"
         self._error = None
-        # A replacement is needed at once, so its priority is not lowered.
-        niceness = 0 if self._started else self._launch.settings.load_niceness or 0
-        if self.bulk:
-            niceness = LOWEST
         self._leaving = ""
-        self._child = self._spawn(self._launch, self, self._loop, niceness)
+        self._child = self._spawn(self._launch, self, self._loop)
         self._start_limit.begin()
         self._child.start()
 

@@ -71,7 +71,7 @@ class ActorRequest(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the server process `arguments[0]` on the inherited socket `arguments[1]`, until it closes the socket; return the exit code."""
-    prepare(int(arguments[0]), [], 0)
+    prepare(int(arguments[0]), [])
     server = socket.socket(fileno=int(arguments[1]))
     os.set_inheritable(server.fileno(), False)
     try:

@@ -438,8 +438,8 @@ class RaySpawner:
         if self._settings.ray_detached:
             self._link.sweep(self._settings.ray_detached, self._name, self._settings.first_workers)
 
-    def spawn(self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int) -> ActorChild:
-        """See Spawner. Ray knows no niceness."""
+    def spawn(self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop) -> ActorChild:
+        """See Spawner."""
         assert self._link is not None  # `open` has made it
         return ActorChild(launch, owner, loop, self._link, self)
 
