@@ -43,9 +43,9 @@ class Notes:
 
 def test_an_idle_worker_gets_what_there_is() -> None:
     mill = Mill()
-    assert not mill.batcher.has_waiting
+    assert (mill.batcher.has_waiting, mill.batcher.free_places) == (False, 1)
     (cut,) = mill.submit(*many(3))
-    assert not mill.batcher.has_waiting
+    assert (mill.batcher.has_waiting, mill.batcher.free_places) == (False, 0)
     assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.plain) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
     assert (mill.batcher.dispatch_of(cut.batch_id), mill.batcher.dispatch_of(7)) == (cut, None)
     assert mill.finish(cut) == []
