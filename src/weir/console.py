@@ -56,7 +56,7 @@ _LONGEST_VALUE = 40  # characters of a value in a table
 
 @dataclass
 class ExampleOutcome:
-    """The result of one example. `wrong` says what is wrong, or is "". `size_bytes` is the size of the answer as it would be sent."""
+    """The result of one example. `wrong` says what is wrong, or is "". `size_bytes` is the size of the response as it would be sent."""
 
     item: Any
     seconds: float
@@ -148,17 +148,17 @@ async def _run_batch(service: Service, examples: list[Example], report: ModelRep
 
 
 async def _answer(service: Service, item: Any) -> Any:
-    """Return the answer to `item`; for a streaming model, the list of answers."""
+    """Return the response to `item`; for a streaming model, the list of responses."""
     if service.facts.streaming:
         return [answer async for answer in service.infer_stream(item)]
     return await service.infer(item)
 
 
 async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
-    """Return the size in bytes of the answer as HTTP would send it, or None for a streaming model. Raises ModelError if the worker
-    cannot encode the answer."""
+    """Return the size in bytes of the response as HTTP would send it, or None for a streaming model. Raises ModelError if the worker
+    cannot encode the response."""
     if service.facts.streaming:
-        return None  # the answers are sent one by one
+        return None  # the responses are sent one by one
     if service.facts.takes_tensors:
         return int(sum(array.nbytes for array in answer.values()))
     accept = service.facts.model.content_types[0] if service.facts.model.content_types else JSON

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FRONTEND = "python"  # the same name as for calls of Service.infer
 
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
-# A step of a call: a function whose result is awaited for the answer, or iterated for several answers.
+# A step of a call: a function whose result is awaited for the response, or iterated for several responses.
 Step = Callable[[], Coroutine[Any, Any, Any]]
 Steps = Callable[[], AsyncGenerator[StreamPart, None]]
 
@@ -165,7 +165,7 @@ class AsyncLocalTransport:
         self._manager = manager
 
     async def send(self, step: Step, timeout: float) -> Any:
-        """Run a step and return its answer. Raises DeadlineExceeded after `timeout` seconds."""
+        """Run a step and return its response. Raises DeadlineExceeded after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return await step()
@@ -175,7 +175,7 @@ class AsyncLocalTransport:
             raise DeadlineExceeded(f"no response within {timeout:g} s") from None
 
     def chunks(self, step: Steps, silence: Silence) -> AsyncGenerator[StreamPart, None]:
-        """Run a step and yield its answers; each request has its own timeout."""
+        """Run a step and yield its responses; each request has its own timeout."""
         return _for_caller(step())
 
     async def close(self) -> None:

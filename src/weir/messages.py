@@ -19,7 +19,7 @@ from weir.metrics import MetricReport
 
 # The encoding of a payload is a content type, or OBJECT for a Python value.
 OBJECT = "object"
-# A form for answers: like OBJECT, but arrays of a tensor model may lie in shared memory. They are read-only, and their place is
+# A form for responses: like OBJECT, but arrays of a tensor model may lie in shared memory. They are read-only, and their place is
 # released when the last of them is deleted.
 LENT = "lent"
 JSON = "application/json"
@@ -78,7 +78,7 @@ class Reason(IntEnum):
 
     SIZE = 0  # it has as many rows as a batch may have, or as the policy waits for
     DELAY = 1  # the oldest request has waited as long as it may
-    DEADLINE = 2  # with a longer wait, an answer would have been too late
+    DEADLINE = 2  # with a longer wait, a response would have been too late
     POLICY = 3  # the policy's own rule (a control limit, a table)
     IDLE = 4  # a worker was idle, and the policy does not wait
     DRAIN = 5  # no more requests will come
@@ -154,10 +154,10 @@ class Request(Protocol):
     settled: bool  # whether it has ended (answered, failed or cancelled)
     taken: int  # rows (ITEMS: items) dispatched so far; equals `rows` when nothing of it is left in the queue
     overtaken: int  # how many batches with later requests have gone before it
-    partial: Any  # the answers to some pieces of a divided request, until all pieces are back
+    partial: Any  # the responses to some pieces of a divided request, until all pieces are back
 
     def part(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver one of several answers; more may come. Raises a WeirError (Overloaded) if the reader cannot take it, after
+        """Deliver one of several responses; more may come. Raises a WeirError (Overloaded) if the reader cannot take it, after
         which `fail` is called with that error."""
 
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
@@ -174,7 +174,7 @@ class NoAnswer(Enum):
     NO_ANSWER = "no further answer"
 
 
-NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming request whose last answer was a part
+NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming request whose last response was a part
 
 
 def arrivals_of(requests: Sequence[Request]) -> list[float]:
@@ -332,8 +332,8 @@ class Timing(NamedTuple):
 
 
 class EventKind(IntEnum):
-    """PART: one of several answers. DONE: the (last) answer, which ends the request. ERROR: an error, which ends the request. END:
-    the end of a streaming request without a further answer; its output has no meaning.
+    """PART: one of several responses. DONE: the (last) answer, which ends the request. ERROR: an error, which ends the request. END:
+    the end of a streaming request without a further response; its output has no meaning.
 
     Events find out by themselves which outputs are errors; whoever makes Events need not say so."""
 
@@ -348,7 +348,7 @@ class Events:
 
     `indices` None means all entries in order; `kinds` None means that all are DONE. `outputs` has an output for each: encoded
     bytes, a Block or a value. An output that is a WeirError is the entry's end: its kind is ERROR, whatever the argument says,
-    so that no error can pass for an answer. `final` is True in the last Events of a batch: its place is free again and
+    so that no error can pass for a response. `final` is True in the last Events of a batch: its place is free again and
     `timing` is set. Each entry has then had exactly one DONE, ERROR or END, except entries that were cancelled. `measured` is what the
     model's own metrics have become meanwhile.
     """
@@ -410,7 +410,7 @@ class Observer(Protocol):
         left)."""
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        """Each of these requests to a streaming model got an answer at `now`; those in `firsts` their first."""
+        """Each of these requests to a streaming model got a response at `now`; those in `firsts` their first."""
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """A batch has ended, and took these times in its worker."""
@@ -423,7 +423,7 @@ class Observer(Protocol):
         """A worker is now in `state`: starting, ready, lost, stopped or failed."""
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        """The frontend `frontend` read a body and wrote an answer of these sizes."""
+        """The frontend `frontend` read a body and wrote a response of these sizes."""
 
 
 TRACEPARENT = "traceparent"

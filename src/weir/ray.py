@@ -541,7 +541,7 @@ class ServeReplica:
         return await (await self._started()).infer(item)
 
     async def stream(self, item: Any) -> AsyncGenerator[Any, None]:
-        """Yield the answers of a streaming model."""
+        """Yield the responses of a streaming model."""
         async for answer in (await self._started()).infer_stream(item):
             yield answer
 

@@ -81,8 +81,8 @@ class FakeWorkerState:
 class FakeExecutor:
     """An executor without workers, which records batches and answers them with a function or on the test's command.
 
-    With `answer`, a function from a list of decoded items to a list of answers, each batch is answered in the next turn of the
-    event loop. JSON and msgpack payloads are decoded, and answers are encoded as each request accepts them. An answer that is a
+    With `answer`, a function from a list of decoded items to a list of responses, each batch is answered in the next turn of the
+    event loop. JSON and msgpack payloads are decoded, and responses are encoded as each request accepts them. A response that is a
     WeirError fails only its entry. Without `answer`, the test must call `answer_next`, `reply`, `lose` and `end`.
 
     Attributes:
@@ -280,11 +280,11 @@ class FakeRequest(RequestBase):
         self.ends = 0
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Record one of several answers."""
+        """Record one of several responses."""
         self.parts.append(output)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Record the answer."""
+        """Record the response."""
         self.output, self.dispatch = output, dispatch
         self.ends += 1
 

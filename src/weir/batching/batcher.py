@@ -276,7 +276,7 @@ class Batcher:
         return self._running.leave_out({id(request) for request in requests if request.taken})
 
     def _miss(self, request: Request) -> None:
-        """Note that the answer of `request`, which was started, came too late."""
+        """Note that the response of `request`, which was started, came too late."""
         for dispatch in self._running.find(request):
             if not dispatch.missed:
                 dispatch.missed = True

@@ -19,7 +19,7 @@ RETRY_AFTER = 1.0  # seconds after which the caller of a batch that cannot run a
 class Lost(NamedTuple):
     """A batch whose worker died, and its entries that do not run again.
 
-    Each of `crashed` ended its worker even when it ran alone. `interrupted` had already received a part of their answers.
+    Each of `crashed` ended its worker even when it ran alone. `interrupted` had already received a part of their responses.
     """
 
     dispatch: Dispatch
@@ -52,7 +52,7 @@ def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
 
 
 def is_done(entry: Entry) -> bool:
-    """Return whether this entry has its answer, or its request is settled."""
+    """Return whether this entry has its response, or its request is settled."""
     request, start, _ = entry
     return has_answer(request, start)
 
@@ -88,7 +88,7 @@ def _one_or_all(values: list[str]) -> str | list[str]:
 def deliver(dispatch: Dispatch, events: Events) -> list[End]:
     """Settle and return the requests that these events complete, each with its output or its WeirError.
 
-    Outputs for a request that is settled already are dropped. After the final events no request waits for this batch: an entry without an answer
+    Outputs for a request that is settled already are dropped. After the final events no request waits for this batch: an entry without a response
     gets a ModelError.
     """
     entries = entries_of(dispatch)
@@ -123,7 +123,7 @@ def _each(events: Events) -> Iterator[tuple[int, int, Any]]:
 
 
 class Answers(NamedTuple):
-    """The answers in events of a streaming model: the parts for unsettled requests, the requests that have an answer here (a part or the
+    """The responses in events of a streaming model: the parts for unsettled requests, the requests that have a response here (a part or the
     last), those of them for which it is the first, and the parts that are dropped because their requests are settled."""
 
     parts: list[End]
@@ -133,7 +133,7 @@ class Answers(NamedTuple):
 
 
 def answers_in(dispatch: Dispatch, events: Events) -> Answers:
-    """Return the answers in these events. To be called before `deliver`, which settles their requests."""
+    """Return the responses in these events. To be called before `deliver`, which settles their requests."""
     answers = Answers([], [], [], [])
     entries = entries_of(dispatch)
     begun = dispatch.begun = dispatch.begun or set()

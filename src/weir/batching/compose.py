@@ -16,7 +16,7 @@ from weir.messages import Kind, Request
 
 
 class BatchDraft:
-    """The requests that were taken for one batch, and those that were left out because their answers would come after their deadlines."""
+    """The requests that were taken for one batch, and those that were left out because their responses would come after their deadlines."""
 
     def __init__(self, max_rows: int, max_cost: float, start_cutoff: float) -> None:
         self.max_rows = max_rows
@@ -65,7 +65,7 @@ class BatchDraft:
         dispatch(request, stop, total)
 
     def leave_out(self, request: Request) -> None:
-        """Settle `request`, whose answer would come too late, and note that it leaves the queue."""
+        """Settle `request`, whose response would come too late, and note that it leaves the queue."""
         rows = rows_left(request)
         self.departed += rows
         self.departed_cost += rows / request.form.rows * request.form.cost

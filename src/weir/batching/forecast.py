@@ -28,7 +28,7 @@ FIRST_MARGIN = 0.1  # the first margin, as a part of the time of a batch
 # A request may wait for a turn of the driver's loop before it is read, and its answer for another turn.
 TURNS, TURN_FADE = 2.0, 0.9
 
-MARGIN = 0.001  # seconds from the end of a batch until its caller has the answer
+MARGIN = 0.001  # seconds from the end of a batch until its caller has the response
 # As constants, because to look a member of an enum up is slow.
 DEADLINE, DELAY, DRAIN, EXPRESS = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.EXPRESS
 BULK, IDLE, POLICY = Reason.BULK, Reason.IDLE, Reason.POLICY
@@ -73,7 +73,7 @@ class QueueForecast:
         return self._service.upper(self._largest) + (rows + self._largest) / self.rate(rows)
 
     def cannot_make_it(self, request: Request, now: float) -> bool:
-        """Return whether the answer would be late even in a good case: after the requests that are certainly served before it, and its own service."""
+        """Return whether the response would be late even in a good case: after the requests that are certainly served before it, and its own service."""
         if not self._service.is_trusted(now) or not len(self._places):
             return False
         group = self._queue.groups.get(request.form.key)
@@ -107,10 +107,10 @@ class QueueForecast:
         self.turn = seconds if seconds > self.turn else TURN_FADE * self.turn + (1.0 - TURN_FADE) * seconds
 
     def missed(self, request: Request) -> None:
-        """Note that `request` was started and had no answer by its deadline: leave more time from now on, up to half of what it had to spare.
+        """Note that `request` was started and had no response by its deadline: leave more time from now on, up to half of what it had to spare.
 
-        Under overload every request that is started is as old as `start_cutoff` allows. The time that it takes a request to come here and its answer
-        to go back is unknown to this server; without a margin it would make all answers late rather than a few.
+        Under overload every request that is started is as old as `start_cutoff` allows. The time that it takes a request to come here and its response
+        to go back is unknown to this server; without a margin it would make all responses late rather than a few.
         """
         needed = self._service.upper(self._largest)
         grown = max(FIRST_MARGIN * needed, MARGIN_GROWTH * self.margin)

@@ -1,7 +1,7 @@
 """The state of a request, and the only module that writes it: `settled`, `taken`, `overtaken` and `partial`.
 
 A request begins unsettled. It waits until all of it was dispatched, at once or in pieces: the items of a list or the rows of tensors, in steps of
-equal size. Its answers are gathered until the last is there. It is settled once: by that answer, by an error, or because its caller has left; any
+equal size. Its responses are gathered until the last is there. It is settled once: by that response, by an error, or because its caller has left; any
 later output is dropped. Other modules read the attributes, or call the functions here.
 """
 
@@ -54,7 +54,7 @@ class RequestBase:
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Raise Unsupported: this request has one answer."""
+        """Raise Unsupported: this request has one response."""
         raise Unsupported(
             f"the frontend {self.form.frontend!r} returns one response per request, but a streaming model returns several"
         )
@@ -113,7 +113,7 @@ def lead(request: Request) -> None:
 
 
 class ListGather:
-    """The answers to the items of a list, in order, with a WeirError in the place of an item that failed."""
+    """The responses to the items of a list, in order, with a WeirError in the place of an item that failed."""
 
     __slots__ = ("left", "outputs")
 
@@ -122,7 +122,7 @@ class ListGather:
         self.left = count
 
     def has(self, start: int) -> bool:
-        """Return whether the item at `start` has its answer."""
+        """Return whether the item at `start` has its response."""
         return self.outputs[start] is not MISSING
 
     def put(self, start: int, stop: int, output: Any) -> bool:
@@ -133,12 +133,12 @@ class ListGather:
         return not self.left
 
     def result(self) -> Any:
-        """Return the whole answer."""
+        """Return the whole response."""
         return self.outputs
 
 
 class TensorGather:
-    """The answers to ranges of rows: dicts of arrays. One error completes the request."""
+    """The responses to ranges of rows: dicts of arrays. One error completes the request."""
 
     __slots__ = ("error", "left", "pieces")
 
@@ -148,11 +148,11 @@ class TensorGather:
         self.error: WeirError | None = None
 
     def has(self, start: int) -> bool:
-        """Return whether the rows from `start` have their answer."""
+        """Return whether the rows from `start` have their response."""
         return start in self.pieces
 
     def put(self, start: int, stop: int, output: Any) -> bool:
-        """Store the answer to rows `start` to `stop`, if they have none. Return whether the request is complete."""
+        """Store the response to rows `start` to `stop`, if they have none. Return whether the request is complete."""
         if isinstance(output, WeirError):
             self.error = output
         elif start not in self.pieces:
@@ -178,7 +178,7 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
 
 
 def has_answer(request: Request, start: int) -> bool:
-    """Return whether the piece from item or row `start` has its answer, or the whole request is settled."""
+    """Return whether the piece from item or row `start` has its response, or the whole request is settled."""
     return request.settled or (request.partial is not None and _gather_of(request).has(start))
 
 
@@ -197,7 +197,7 @@ def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Reques
 
 
 def _gather_of(request: Request) -> ListGather | TensorGather:
-    """Return the object that gathers the answers of `request`; the first call makes it."""
+    """Return the object that gathers the responses of `request`; the first call makes it."""
     if request.partial is None:
         request.partial = (
             TensorGather(request.form.rows) if request.form.kind is Kind.TENSORS else ListGather(len(request.payload))
@@ -207,7 +207,7 @@ def _gather_of(request: Request) -> ListGather | TensorGather:
 
 
 def gathered(request: Request) -> list[Any]:
-    """Return the answers that were gathered for a request which was settled before it had all of them."""
+    """Return the responses that were gathered for a request which was settled before it had all of them."""
     gather = request.partial
     if gather is None:
         return []
@@ -217,7 +217,7 @@ def gathered(request: Request) -> list[Any]:
 def finish_each(
     requests: Sequence[Request], outputs: Sequence[Any], cut: Dispatch, failed: Callable[[Request], None]
 ) -> list[tuple[Request, Any]]:
-    """Settle each of `requests`, which are items, with its output, and call its `finish`, before the next one: what is done with an answer may settle
+    """Settle each of `requests`, which are items, with its output, and call its `finish`, before the next one: what is done with a response may settle
     another request. `failed` is called, while the exception is handled, with each request whose `finish` raised. Return the requests that were
     settled already, with their outputs."""
     unwanted: list[tuple[Request, Any]] = []

@@ -1,4 +1,4 @@
-"""Measures how fast a server of text vectors answers: with clients that wait for each answer, and with clients that keep several
+"""Measures how fast a server of text vectors answers: with clients that wait for each response, and with clients that keep several
 requests under way. The tables are those of bert-as-service's benchmark."""
 
 import os
@@ -69,7 +69,7 @@ def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0)
 def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: Sequence[str] = WORDS) -> list[float]:
     """Return the texts per second of each client, where each waits for its response before it sends again.
 
-    The measurement begins when every client is connected and has had an answer. Raises what a call raises.
+    The measurement begins when every client is connected and has had a response. Raises what a call raises.
     """
     return _together(connect, clients, vocabulary, lambda client, texts: _waiting(client, texts, patience), Event())
 
@@ -80,7 +80,7 @@ def measure_steady(
     """Return the texts per second of each client, where each keeps `clients.ahead` requests under way for `seconds` seconds.
 
     Only times count at which all clients send. The count of a client begins when its first `ahead` requests are answered, and has at
-    least one answer. All clients go on until the last one has been counted. Raises what a call raises.
+    least one response. All clients go on until the last one has been counted. Raises what a call raises.
     """
     over, lock, left = Event(), Lock(), [clients.number]
 
@@ -172,7 +172,7 @@ class _Steady:
 
 UNDER_WAY = 256  # texts in flight where small requests are compared with large ones
 CALLERS = 8  # clients of small requests, which have one text each
-LARGE_CLIENTS = 2  # so that the texts of one are computed while the answer to the other travels
+LARGE_CLIENTS = 2  # so that the texts of one are computed while the response to the other travels
 ROUNDS = 3
 TARGET_SHARE = 0.9  # of the throughput of large requests that small ones should reach
 
@@ -368,7 +368,7 @@ ANSWER_SECONDS = 600.0  # a request of thousands of texts takes long on a CPU
 
 
 class RunningServer(NamedTuple):
-    """A running server: its URL, and its ZeroMQ ports for requests and answers (None: clients use HTTP). Calling it returns a new
+    """A running server: its URL, and its ZeroMQ ports for requests and responses (None: clients use HTTP). Calling it returns a new
     client."""
 
     http: str

@@ -154,9 +154,9 @@ class Step(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Sends the same item through all `paths` at the same time. The result is a dict with the answer of each path.
+    """Sends the same item through all `paths` at the same time. The result is a dict with the response of each path.
 
-    With `fail_fast`, the first error fails the item, and the other paths are cancelled. Without it, the answer of a failed path
+    With `fail_fast`, the first error fails the item, and the other paths are cancelled. Without it, the response of a failed path
     is `{"error": text, "type": class}`; if all paths fail, the first path's error fails the item. In a chain of tensors, the
     tensors of each path are added to those of the chain.
     """
@@ -355,7 +355,7 @@ def _single_value(name: str, array: Any) -> Any:
 
 
 def _answers(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
-    """Return the answer or the error of each path. Raises the first path's error if all paths have failed."""
+    """Return the response or the error of each path. Raises the first path's error if all paths have failed."""
     answers = {name: _answer(task) for name, task in tasks.items()}
     for task in tasks.values():
         if task.exception() is None:
@@ -491,7 +491,7 @@ class ChainSteps:
             raise ModelError(f"the chain's outputs: {error.message}") from error
 
     def check(self, find: Find | None = None) -> None:
-        """Raise SettingsError unless every step can be found, gives one answer, leads into no circle, and gets the tensors that
+        """Raise SettingsError unless every step can be found, gives one response, leads into no circle, and gets the tensors that
         it needs.
 
         `find` is used instead of the Registry, to check how the chain would be with other models.

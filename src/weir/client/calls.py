@@ -1,7 +1,7 @@
 """What all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
 errors.
 
-A program is a generator. It yields what is to be sent, or a Sleep, and receives the answer. Blocking and asynchronous clients
+A program is a generator. It yields what is to be sent, or a Sleep, and receives the response. Blocking and asynchronous clients
 run the same programs.
 """
 
@@ -156,7 +156,7 @@ def item_request(model: str, item: Any, extras: RequestExtras) -> InferenceReque
 
 
 def item_answer(response: InferenceResponse) -> Any:
-    """Return the answer to one item: the decoded JSON document, or the bytes themselves if they are not JSON."""
+    """Return the response to one item: the decoded JSON document, or the bytes themselves if they are not JSON."""
     document = bytes(response.outputs[0].array[0])
     try:
         return msgspec.json.decode(document)
@@ -193,7 +193,7 @@ def _bytes_of(name: str, array: Array) -> Array:
 
 
 T = TypeVar("T")
-# Yields steps (a Sleep, or a step of the transport), receives their answers, and returns the result of the call.
+# Yields steps (a Sleep, or a step of the transport), receives their responses, and returns the result of the call.
 Program = Generator[Any, Any, T]
 
 
@@ -206,7 +206,7 @@ class Sleep(NamedTuple):
 def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
     """Run `program` to its end and return its result.
 
-    `send(step, seconds)` does a step within so many seconds and returns its answer. A WeirError of a step is thrown into the
+    `send(step, seconds)` does a step within so many seconds and returns its response. A WeirError of a step is thrown into the
     program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
@@ -258,7 +258,7 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
 
 
 class Silence:
-    """The time, at most `seconds`, in which the next answer of a stream must come. It begins when this is made, and again at `begin`;
+    """The time, at most `seconds`, in which the next response of a stream must come. It begins when this is made, and again at `begin`;
     between `pause` and `begin`, no time passes, as the caller works."""
 
     def __init__(self, seconds: float) -> None:
@@ -266,11 +266,11 @@ class Silence:
         self.begin()
 
     def begin(self) -> None:
-        """Wait for the next answer."""
+        """Wait for the next response."""
         self._until = time.monotonic() + self.seconds
 
     def pause(self) -> None:
-        """Stop the clock: an answer has come."""
+        """Stop the clock: a response has come."""
         self._until = math.inf
 
     @property
@@ -289,7 +289,7 @@ class Silence:
 
     @contextmanager
     def ending(self, end: Callable[[], Any]) -> Iterator[None]:
-        """While the block waits for answers, call `end` in another thread when the time is over. `end` must make the block end. Raises
+        """While the block waits for responses, call `end` in another thread when the time is over. `end` must make the block end. Raises
         DeadlineExceeded after that."""
         left, passed = threading.Event(), threading.Event()
 
@@ -337,7 +337,7 @@ Decoder = Callable[[Any], Iterable[InferenceResponse]]
 
 
 class Streaming(NamedTuple):
-    """A call with several answers: the step that begins it, and a function that makes a decoder for each attempt."""
+    """A call with several responses: the step that begins it, and a function that makes a decoder for each attempt."""
 
     step: Any
     decoder: Callable[[], Decoder]
@@ -416,7 +416,7 @@ class Prepared(NamedTuple):
 
 
 class ModelCall:
-    """Makes inference requests through `calls`. The result of arrays by name is a Result; that of an item is the model's answer.
+    """Makes inference requests through `calls`. The result of arrays by name is a Result; that of an item is the model's response.
 
     If a value could be either, the model's metadata decide; they are requested once per model.
     """
@@ -432,7 +432,7 @@ class ModelCall:
         return Prepared(request_of(model, value, extras), Result)
 
     def infer(self, model: str, value: Any, extras: RequestExtras) -> Program[Any]:
-        """Return the result for `value`: a Result, or the answer to an item."""
+        """Return the result for `value`: a Result, or the response to an item."""
         prepared = yield from self.prepare(model, value, extras)
         try:
             return prepared.answer((yield from self._calls.infer(prepared.request)))

@@ -297,7 +297,7 @@ class EmbeddingClient:
         return answer.vectors.tolist() if self._as_lists else answer.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
-        """Raise Unsupported: this was for ZeroMQ, where a client can receive the answers to other clients."""
+        """Raise Unsupported: this was for ZeroMQ, where a client can receive the responses to other clients."""
         raise Unsupported(
             "listen: over HTTP each client gets only its own responses; clients of bert-as-service receive all, over ZeroMQ"
         )

@@ -28,7 +28,7 @@ _METHODS = {method.name: method for method in methods(SERVICE)}
 
 
 class GrpcCall(NamedTuple):
-    """A step: the path of a method, and its message as bytes. The answer is the response's message as bytes."""
+    """A step: the path of a method, and its message as bytes. The response is the response's message as bytes."""
 
     path: str
     body: bytes

@@ -78,7 +78,7 @@ class WebSocketCalls(HttpCalls):
 
 
 def is_last(answer: Answer) -> bool:
-    """Return whether no more answers to the same request follow."""
+    """Return whether no more responses to the same request follow."""
     return isinstance(answer, ErrorMessage) or answer.parameters.get(FINAL) is not False
 
 
@@ -89,17 +89,17 @@ def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
     return (answer,)
 
 
-# Answers to one request that are kept for a slow reader. The connection is read on meanwhile, for the other requests.
+# Responses to one request that are kept for a slow reader. The connection is read on meanwhile, for the other requests.
 MAX_KEPT = 4096
 
 Received = Answer | WeirError
 
 
 class AnswerQueue(Protocol):
-    """A queue for the answers to one request, for threads or for an event loop."""
+    """A queue for the responses to one request, for threads or for an event loop."""
 
     def put_nowait(self, received: Received, /) -> None:
-        """Add an answer, or the error that ends the request."""
+        """Add a response, or the error that ends the request."""
 
     def qsize(self) -> int:
         """Return the number of entries."""
@@ -119,7 +119,7 @@ class AnswerRouter:
         self._closed = False
 
     def expect(self, answers: AnswerQueue) -> str:
-        """Return an id for a request whose answers go to `answers`. When the connection ends, or has ended, ConnectionLost goes
+        """Return an id for a request whose responses go to `answers`. When the connection ends, or has ended, ConnectionLost goes
         there too."""
         own = str(next(self._ids))
         self._queues[own] = answers
@@ -128,7 +128,7 @@ class AnswerRouter:
         return own
 
     def forget(self, id: str) -> None:
-        """Drop all further answers to a request."""
+        """Drop all further responses to a request."""
         self._queues.pop(id, None)
 
     def deliver(self, message: str | bytes) -> bool:
@@ -230,14 +230,14 @@ class WebSocketTransport:
         self._opened: _Opened | None = None
 
     def send(self, step: Any, timeout: float) -> Any:
-        """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
+        """Do a step and return its response; for a WebSocketRequest, its first response. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return self._http.send(step, timeout)
         with closing(self.chunks(step, Silence(timeout))) as chunks:
             return next(chunks)
 
     def chunks(self, step: WebSocketRequest, silence: Silence) -> Generator[Answer, None, None]:
-        """Send a request and yield its answers. Raises DeadlineExceeded when `silence` is over, ConnectionLost, Unreachable, and
+        """Send a request and yield its responses. Raises DeadlineExceeded when `silence` is over, ConnectionLost, Unreachable, and
         Overloaded for a reader that is too slow."""
         opened = self._connected(silence.seconds)
         router, answers = opened.router, queue.SimpleQueue[Received]()
@@ -305,7 +305,7 @@ class AsyncWebSocketTransport:
         self._http = http
 
     async def send(self, step: Any, timeout: float) -> Any:
-        """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
+        """Do a step and return its response; for a WebSocketRequest, its first response. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return await self._http.send(step, timeout)
         silence = Silence(timeout)
@@ -313,7 +313,7 @@ class AsyncWebSocketTransport:
             return await silence.next_of(chunks)
 
     async def chunks(self, step: WebSocketRequest, silence: Silence) -> AsyncGenerator[Answer, None]:
-        """Send a request and yield its answers. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
+        """Send a request and yield its responses. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
         AsyncTransport."""
         connections = await self._connections.get()
         connection, router = await connections.connected(silence.seconds)
@@ -367,7 +367,7 @@ class _AsyncConnections:
             raise ConnectionLost(f"the connection ended before the response ({error})") from error
 
     async def connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
-        """Return the connection, and the router of its answers. Raises Unreachable."""
+        """Return the connection, and the router of its responses. Raises Unreachable."""
         async with self._lock:
             if self._opened is None:
                 try:
@@ -394,7 +394,7 @@ class _AsyncConnections:
 
 
 def _answer(received: Received) -> Answer:
-    """Return the answer. Raises the error if it is one."""
+    """Return the response. Raises the error if it is one."""
     if isinstance(received, WeirError):
         raise received
     return received

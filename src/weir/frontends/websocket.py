@@ -319,7 +319,7 @@ class Session:
         self._ended(waiting.inference_request.id, waiting.size_bytes)
 
     def finish(self, waiting: _Waiting, queued: QueuedRequest) -> None:
-        """Answer `waiting`, whose request has its output. A long answer is written in a thread, and the answers after it wait until it has been sent."""
+        """Answer `waiting`, whose request has its output. A long response is written in a thread, and the responses after it wait until it has been sent."""
         self.forget(waiting)
         service, request = waiting.exchange.service, waiting.inference_request
         try:

@@ -1,4 +1,4 @@
-"""gRPC with several fronts: they listen on one port, and answer ModelInfer for models whose requests they read. All other calls go on to the dispatcher.
+"""gRPC with several fronts: they listen on one port, and response ModelInfer for models whose requests they read. All other calls go on to the dispatcher.
 
 The dispatcher has a gRPC server for them on a socket of its own, which takes no other calls.
 """

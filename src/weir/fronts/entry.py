@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     server.sendall(READY)
     try:
         return obey(server, become)
-    except ConnectionError:  # the server has left without reading the last answer
+    except ConnectionError:  # the server has left without reading the last response
         return 0
 
 

@@ -2,7 +2,7 @@
 those in the workers' arenas of results, where fronts read large outputs.
 
     front: WantPlace  ->  dispatcher: Granted, and the arena's descriptor with the first one
-    front: Submit, any number of times, when the body is there  ->  the answer; the front may use the place again
+    front: Submit, any number of times, when the body is there  ->  the response; the front may use the place again
     dispatcher: PlacedOutput, and the arena's descriptor with the first one  ->  front: the response
     front, of either: PlaceFree
 
@@ -82,7 +82,7 @@ class PlacesOfFront:
     # Bodies.
 
     def want(self, message: WantPlace, handle: "ModelHandle | None") -> bool:
-        """Lend a place, if there is room; return whether there was. Otherwise the front gets its answer in one or two seconds."""
+        """Lend a place, if there is room; return whether there was. Otherwise the front gets its response in one or two seconds."""
         if handle is None or not handle.control.arena_bytes:
             self._refuse(message)
             return True

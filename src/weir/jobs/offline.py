@@ -83,7 +83,7 @@ def check_source(source: Source) -> None:
 async def run(
     source: Source, output: Path, ask: Ask, settings: JobSettings, *, max_line: int, progress: Progress
 ) -> Done:
-    """Send the requests of `source`, which has been checked, by `ask`, and write the answers to `output`; failed ones to a file with the ending .errors.jsonl.
+    """Send the requests of `source`, which has been checked, by `ask`, and write the responses to `output`; failed ones to a file with the ending .errors.jsonl.
 
     Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run, or of this one, such as a full disk.
     """

@@ -192,7 +192,7 @@ class Download(Response):
         self._size = size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, until the client leaves. Where somebody deletes the file meanwhile, the answer ends before its length, and the connection with it."""
+        """Send it, until the client leaves. Where somebody deletes the file meanwhile, the response ends before its length, and the connection with it."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if scope["method"] == "HEAD" or not self._size:
             return await send({"type": "http.response.body"})

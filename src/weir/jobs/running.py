@@ -157,7 +157,7 @@ def body_of(file: int, request: JobRequest) -> bytes:
 
 
 def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer:
-    """Return what is kept of the answer to a request: its line in the output file. A body that is no JSON becomes a JSON string."""
+    """Return what is kept of the response to a request: its line in the output file. A body that is no JSON becomes a JSON string."""
     shown: Any
     try:
         body.decode()
@@ -183,7 +183,7 @@ class Reply(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """An answer, and the bytes that it holds until it is stored."""
+    """A response, and the bytes that it holds until it is stored."""
 
     answer: Answer
     claim: Claim
@@ -240,7 +240,7 @@ class JobRunner:
     """Runs the jobs of a store on the present event loop, each request by `ask`.
 
     `clock` returns seconds since 1970. The store is used by one thread, through `use`, and input files are read
-    by another. Requests and answers are charged to `account`.
+    by another. Requests and responses are charged to `account`.
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class JobRunner:
         return await self.use(store.step, job.id, "failed", self.now, errors)
 
     async def _work(self, job: Job) -> Job:
-        """Run the requests that have no answer yet. Return the job in the state in which it is to be finalized."""
+        """Run the requests that have no response yet. Return the job in the state in which it is to be finalized."""
         path = await self.use(self.store.path, job.input_file_id)
         file = os.open(path, os.O_RDONLY)
         running: set[asyncio.Task[Answered]] = set()
@@ -421,7 +421,7 @@ class JobRunner:
             if not running:
                 return
             done, _ = await asyncio.wait(running, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)  # the answers of a batch come together: store them together
+            await asyncio.sleep(0)  # the responses of a batch come together: store them together
             done |= {task for task in running if task.done()}
             running -= done
             failed = next((task for task in done if task.exception()), None)
@@ -457,7 +457,7 @@ class JobRunner:
         return task
 
     async def _withdraw(self, running: set[asyncio.Task[Answered]], answered: list[Answered]) -> None:
-        """End the requests that still run; keep the answers that came before that."""
+        """End the requests that still run; keep the responses that came before that."""
         for task in running:
             task.cancel()
         ends = await asyncio.gather(*running, return_exceptions=True)
@@ -469,7 +469,7 @@ class JobRunner:
         return (await self.use(self.store.job, job.id)).status == "cancelling"
 
     async def _answered(self, job: Job, file: int, request: JobRequest) -> Answered:
-        """Return the answer to a request, which is sent again while the server has no room for it."""
+        """Return the response to a request, which is sent again while the server has no room for it."""
         wait, claim = RETRY_MIN, self._account.claim()
         try:
             while True:
@@ -491,7 +491,7 @@ class JobRunner:
         """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output."""
         try:
             claim.take(2 * request.length)  # the line, and the body in it
-        except WeirError as error:  # for a line that never has room, this is the answer
+        except WeirError as error:  # for a line that never has room, this is the response
             return Reply(http_code(error), error_body(error))
         body = await off_loop(request.length, partial(body_of, file, request))
         claim.hold(len(body))

@@ -1,7 +1,7 @@
-"""Keeps batch jobs in a directory: SQLite has jobs, requests and answers; each file is a file of its own, named by its id.
+"""Keeps batch jobs in a directory: SQLite has jobs, requests and responses; each file is a file of its own, named by its id.
 
-The directory survives the process at any moment. An answer is stored together with the mark that its request is done, in one transaction, so no request
-whose answer was stored runs again, and none is lost. An output is written to a new file, which gets its name before the transaction that ends the job: if
+The directory survives the process at any moment. A response is stored together with the mark that its request is done, in one transaction, so no request
+whose response was stored runs again, and none is lost. An output is written to a new file, which gets its name before the transaction that ends the job: if
 the process ends between the two, the file has no row, is removed at the next start, and is written again.
 
 All that is written goes through a `Disk`, so a test can have one that is full, fails, or loses what was not made durable.
@@ -157,7 +157,7 @@ class JobRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a request: the HTTP status, and the line of the output file without its end."""
+    """The response to a request: the HTTP status, and the line of the output file without its end."""
 
     number: int
     status: int
@@ -223,7 +223,7 @@ class JobStore:
 
     @property
     def kept_bytes(self) -> int:
-        """What files and answers take together."""
+        """What files and responses take together."""
         (files,) = self._database.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
         (answers,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
         return int(files) + int(answers)
@@ -437,7 +437,7 @@ class JobStore:
         return self.job(job)
 
     def pending(self, job: str, after: int, limit: int) -> list[JobRequest]:
-        """Return up to `limit` requests without an answer whose number is above `after`, in order."""
+        """Return up to `limit` requests without a response whose number is above `after`, in order."""
         rows = self._database.execute(
             "SELECT number, custom_id, start, length FROM requests WHERE job = ? AND number > ? AND status IS NULL "
             "ORDER BY number LIMIT ?",
@@ -446,7 +446,7 @@ class JobStore:
         return [JobRequest(*row) for row in rows.fetchall()]
 
     def put(self, job: str, answers: Sequence[Answer]) -> None:
-        """Store answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
+        """Store answers, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
         if self.kept_bytes + size > self._max_bytes:
             raise TooLarge(f"the responses would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
@@ -484,7 +484,7 @@ class JobStore:
     ) -> Job:
         """Write the output and the errors of a job to files, and end it with `status`. If that fails, no file is left.
 
-        `unanswered` is what the errors say of a request without an answer, behind its custom_id; None: nothing. `errors` say why the job failed.
+        `unanswered` is what the errors say of a request without a response, behind its custom_id; None: nothing. `errors` say why the job failed.
         """
         files = dict[str, StoredFile]()
         try:
@@ -509,7 +509,7 @@ class JobStore:
     def _written(
         self, job: str, good: bool, filename: str, now: int, expires_at: int, unanswered: bytes | None
     ) -> StoredFile | None:
-        """Write the answers that are successes (`good`) or not, in the order of the requests. Return the file; None if there is none."""
+        """Write the responses that are successes (`good`) or not, in the order of the requests. Return the file; None if there is none."""
         name, path = self.begin_file()
         rows = self._database.execute(
             "SELECT custom_id, status, answer FROM requests WHERE job = ? ORDER BY number", (job,)

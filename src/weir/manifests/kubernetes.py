@@ -257,7 +257,7 @@ def _scaled_object(manifest: Manifest) -> dict[str, Any]:
     fewest, most = manifest.objects.range
     queries, scaling = queries_of(manifest), manifest.scaling
     triggers: list[dict[str, Any]] = [
-        # Without an answer of Prometheus the number of pods stays: an empty answer must not count as an empty queue.
+        # Without a response of Prometheus the number of pods stays: an empty response must not count as an empty queue.
         _trigger(manifest, queries.waiting_rows, manifest.target_waiting_rows, "AverageValue", ignoreNullValues="false")
     ]
     if scaling.target_latency is not None:  # there is none while nobody asks

@@ -2,7 +2,7 @@
 
 The rules:
 
-- A policy answers every possible observation. Its answer is a Decision with 0 rows or more.
+- A policy answers every possible observation. Its response is a Decision with 0 rows or more.
 - A wait ends later than now. At the end of a wait the policy dispatches or waits for a later instant; otherwise the
   server would ask it again and again without end.
 - The same sequence of observations always gives the same decisions. A policy without a memory gives the same decision

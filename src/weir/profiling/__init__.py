@@ -71,7 +71,7 @@ class Items:
     """Items of which batches are made at random, each used equally often.
 
     `content_type` is their encoding: JSON, as over HTTP, if possible, else Python values; or the model's own. `accept`
-    is the encoding of the answers (None: the same).
+    is the encoding of the responses (None: the same).
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class Account:
 class Claim:
     """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end.
 
-    `answer_bytes` of them are those of the answer. While it is `beyond`, it is charged even beyond the limit, and values are not.
+    `answer_bytes` of them are those of the response. While it is `beyond`, it is charged even beyond the limit, and values are not.
     """
 
     __slots__ = ("account", "answer_bytes", "beyond", "held_bytes")
@@ -300,7 +300,7 @@ def charge(size_bytes: int) -> None:
 
 
 def charge_answer(size_bytes: int) -> None:
-    """Charge the answer to the request of this context before it is sent, so that it can be refused. Raises what Account.take raises."""
+    """Charge the response to the request of this context before it is sent, so that it can be refused. Raises what Account.take raises."""
     charge(size_bytes)
     claim = CLAIM.get()
     if claim is not None:
@@ -375,8 +375,8 @@ async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
 class Counted:
     """ASGI middleware that gives each HTTP request a claim on `account`. The claim ends when the request has been answered.
 
-    It charges each body as it arrives, and each answer as it is sent, whatever route reads the one and makes the other: no route can forget it. A route
-    that does not keep a body in memory gives its bytes back, with `release`, and one that can refuse a long answer charges it before, with `charge_answer`.
+    It charges each body as it arrives, and each response as it is sent, whatever route reads the one and makes the other: no route can forget it. A route
+    that does not keep a body in memory gives its bytes back, with `release`, and one that can refuse a long response charges it before, with `charge_answer`.
     """
 
     def __init__(self, app: ASGIApp, account: Account) -> None:

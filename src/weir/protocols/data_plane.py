@@ -451,7 +451,7 @@ class DataPlane:
     """All that a server does besides inference, whatever channel a call comes by. Each call of DATA_PLANE has a method of its name.
 
     What the path of a call names is an argument, and its body is `request`, whose type says how it is read. A method returns the document of the
-    response. For a question whose answer is no it raises ModelNotReady or NotFound. Only calls that return what a model on demand declares have it read.
+    response. For a question whose response is no it raises ModelNotReady or NotFound. Only calls that return what a model on demand declares have it read.
     """
 
     def __init__(self, context: "KserveContext") -> None:
@@ -466,7 +466,7 @@ class DataPlane:
         return self._bodies[call.name]
 
     async def respond(self, call: DataPlaneCall, path: Mapping[str, str], body: Any) -> Any:
-        """Return the document of the response to a call without HTTP's status codes: a question whose answer is no has a document, too.
+        """Return the document of the response to a call without HTTP's status codes: a question whose response is no has a document, too.
 
         `path` has what the path of the call would name, and `body` is a document. Raises what the method raises otherwise.
         """

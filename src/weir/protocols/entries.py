@@ -39,7 +39,7 @@ _LOWEST = 1 << 32  # the lowest priority that a request can state: 1 is the high
 _MICROSECOND = 1e-6
 CLASS = "class"  # the parameter with the class of work: interactive or bulk
 
-# Parameters of Triton's extensions that Weir does not have. They are refused, because an answer that ignored them would be wrong.
+# Parameters of Triton's extensions that Weir does not have. They are refused, because a response that ignored them would be wrong.
 _REFUSED = {"sequence_id": "sequence", "classification": "classification"}
 _OF_SERVER = ("binary_data_output", CLASS, "priority", "timeout")  # parameters that no model gets
 

@@ -458,7 +458,7 @@ class Exchange:
             charge(size_bytes)
 
     def charge_answer(self, size_bytes: int) -> None:
-        """Charge the answer. Raises what `charge` raises."""
+        """Charge the response. Raises what `charge` raises."""
         with self:
             charge_answer(size_bytes)
 

@@ -345,7 +345,7 @@ class BlockingService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an exception nobody waits for answers any more, so there is nothing to drain.
+        # After an exception nobody waits for responses any more, so there is nothing to drain.
         self.stop(None if error is None else 0.0)
 
     def submit(
@@ -357,7 +357,7 @@ class BlockingService:
         key: Hashable = None,
         backpressure: bool | None = None,
     ) -> "Future[Any]":
-        """Return a concurrent.futures.Future of the answer to `item`; cancelling it cancels the request. See Service.infer."""
+        """Return a concurrent.futures.Future of the response to `item`; cancelling it cancels the request. See Service.infer."""
         return self._submit(item, timeout, priority, key, backpressure)
 
     def infer(
@@ -369,7 +369,7 @@ class BlockingService:
         key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Any:
-        """Return the answer to `item`, or raise its error. Interrupting the wait (Ctrl-C) cancels the request. See
+        """Return the response to `item`, or raise its error. Interrupting the wait (Ctrl-C) cancels the request. See
         Service.infer."""
         call = self._submit(item, timeout, priority, key, backpressure)
         try:
@@ -389,7 +389,7 @@ class BlockingService:
         backpressure: bool | None = None,
         express: bool = False,
     ) -> list[Any]:
-        """Return the list of answers, in order. See Service.infer_many."""
+        """Return the list of responses, in order. See Service.infer_many."""
 
         async def infer_many() -> list[Any]:
             return await self.service.infer_many(
@@ -416,7 +416,7 @@ class BlockingService:
         return_errors: bool = False,
         preprocessor: Callable[[Any], Any] | None = None,
     ) -> Generator[Any, None, None]:
-        """Yield the answers to `items` in their order, with bounded memory. `items` is read, and `preprocessor` is called, in the
+        """Yield the responses to `items` in their order, with bounded memory. `items` is read, and `preprocessor` is called, in the
         calling thread; both may block. See Service.stream."""
 
         def infer(item: Any) -> ThreadCall:
@@ -437,7 +437,7 @@ class BlockingService:
         key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Generator[Any, None, None]:
-        """Yield the answers of a streaming model to one `item`. See Service.infer_stream."""
+        """Yield the responses of a streaming model to one `item`. See Service.infer_stream."""
         background = self._running()
         request = self.service.new_stream(item, timeout, priority, key)
         background.post(PostedCall(request, partial(self.service.enter, backpressure=backpressure)))

@@ -42,16 +42,16 @@ class InProcessRequest:
     outside: bool = False  # waits for room in the queue
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Raise Unsupported: a call has one answer."""
+        """Raise Unsupported: a call has one response."""
         raise Unsupported("a call returns one response, but a streaming model returns several: use stream")
 
 
 class Call(InProcessRequest, asyncio.Future[Any]):
-    """The result of `Service.infer`: awaiting it returns the answer or raises the error.
+    """The result of `Service.infer`: awaiting it returns the response or raises the error.
 
     It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait, which
     refuses everything that create_task accepts, needs a task: `asyncio.wait([asyncio.create_task(call)])`. Cancelling the call
-    (or a task that awaits it) takes the request out of the queue, or drops its answer if it is running; no other request is
+    (or a task that awaits it) takes the request out of the queue, or drops its response if it is running; no other request is
     affected.
     """
 
@@ -73,7 +73,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         return self
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve the future with the answer."""
+        """Resolve the future with the response."""
         self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
@@ -95,7 +95,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
     # The coroutine protocol: with these three methods, create_task and TaskGroup accept a call as a coroutine.
 
     def send(self, value: Any) -> Any:
-        """Run until the answer is ready."""
+        """Run until the response is ready."""
         return self._steps().send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -113,13 +113,13 @@ class Call(InProcessRequest, asyncio.Future[Any]):
 
 
 class ListCall(Call):
-    """The result of `Service.infer_many`: awaiting it returns the list of answers, or raises the first error in it unless
+    """The result of `Service.infer_many`: awaiting it returns the list of responses, or raises the first error in it unless
     `return_errors` is set."""
 
     return_errors: bool = False
 
     def finish(self, output: list[Any], dispatch: Dispatch) -> None:
-        """Resolve the future with the answers, or with the first error among them."""
+        """Resolve the future with the responses, or with the first error among them."""
         error = next((entry for entry in output if isinstance(entry, WeirError)), None)
         if error is not None and not self.return_errors:
             self.fail(error)
@@ -139,7 +139,7 @@ class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve the future with the answer."""
+        """Resolve the future with the response."""
         with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
             self.set_result(output)
 
@@ -191,9 +191,9 @@ class StreamedCall(RequestBase):
     """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives one
     answer.
 
-    `limit` answers are kept for a slow reader. As a model may give answers faster than the event loop turns, BURST times as many
+    `limit` answers are kept for a slow reader. As a model may give responses faster than the event loop turns, BURST times as many
     are kept for up to PATIENCE seconds, if they have at most BURST_BYTES together. A reader that falls behind further gets the
-    kept answers and then Overloaded. No other request waits for the reader.
+    kept responses and then Overloaded. No other request waits for the reader.
 
     `withdraw` cancels the request in the queue or at its worker. Only the constructor may be called outside of the service's
     event loop.
@@ -225,13 +225,13 @@ class StreamedCall(RequestBase):
     ) -> None:
         super().__init__(form, payload, clock(), trace)
         self.outside = False  # waits for room in the queue
-        self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
+        self.dispatch: Dispatch | None = None  # the batch that it is in, once there is a response
         self._limit = limit
         self._withdraw = withdraw
         self._clock = clock
         self._kept: deque[Any] = deque()
         self._over = False
-        self._last = False  # whether the newest kept answer is the model's last one
+        self._last = False  # whether the newest kept response is the model's last one
         self._error: WeirError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._behind_since: float | None = None
@@ -240,7 +240,7 @@ class StreamedCall(RequestBase):
     # Called by the service.
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep an answer for the reader. Raises Overloaded when the reader is too far behind."""
+        """Keep a response for the reader. Raises Overloaded when the reader is too far behind."""
         if len(self._kept) >= self._limit and self._too_far_behind(output):
             raise Overloaded(
                 f"the reader of this stream is {len(self._kept)} results behind; {self._limit} are kept (stream_buffer)",
@@ -251,7 +251,7 @@ class StreamedCall(RequestBase):
         self._wake()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the last answer, unless it is NO_ANSWER, and end the stream."""
+        """Keep the last response, unless it is NO_ANSWER, and end the stream."""
         self.dispatch = dispatch
         if output is not NO_ANSWER:
             self._kept.append(output)
@@ -260,7 +260,7 @@ class StreamedCall(RequestBase):
         self._wake()
 
     def fail(self, error: WeirError) -> None:
-        """Keep the error; the reader gets it after the answers before it."""
+        """Keep the error; the reader gets it after the responses before it."""
         self._error = error
         self._over = True
         self._wake()
@@ -268,8 +268,8 @@ class StreamedCall(RequestBase):
     # Called by the reader.
 
     async def read(self) -> tuple[Any, bool]:
-        """Return the next answer, and whether it is known to be the last. Raises the error that ended the request, or
-        StopAsyncIteration after the last answer."""
+        """Return the next response, and whether it is known to be the last. Raises the error that ended the request, or
+        StopAsyncIteration after the last response."""
         while not self._kept:
             if self._error is not None:
                 raise self._error
@@ -292,7 +292,7 @@ class StreamedCall(RequestBase):
         return (await self.read())[0]
 
     def close(self) -> None:
-        """Cancel the request and release the kept answers. Idempotent."""
+        """Cancel the request and release the kept responses. Idempotent."""
         if not self.settled:
             self._withdraw(self)
         self._over = True
@@ -326,12 +326,12 @@ def _size_of(output: Any) -> int:
 
 
 def takes_one(request: Request) -> bool:
-    """Return whether `request` can take one answer only."""
+    """Return whether `request` can take one response only."""
     return getattr(type(request), "part", None) in (None, RequestBase.part)
 
 
 def several(name: str) -> Unsupported:
-    """Return the error for a request to a streaming model that can take one answer only."""
+    """Return the error for a request to a streaming model that can take one response only."""
     return Unsupported(f"model {name!r} is streaming, it returns several responses: request a stream")
 
 
@@ -425,7 +425,7 @@ class StreamWindow(Generic[C]):
 
     @property
     def head(self) -> C:
-        """The call whose answer is next."""
+        """The call whose response is next."""
         return self._under_way[0][1]
 
     def put(self, item: Any) -> None:
@@ -433,7 +433,7 @@ class StreamWindow(Generic[C]):
         self._under_way.append((item, self._infer(item)))
 
     def take(self, answer: Any) -> Any:
-        """Remove the head, whose answer or error is `answer`, and return what the caller of the stream gets for it. Raises the
+        """Remove the head, whose response or error is `answer`, and return what the caller of the stream gets for it. Raises the
         error unless errors are to be returned."""
         if isinstance(answer, WeirError) and not self._return_errors:
             raise answer
@@ -483,7 +483,7 @@ class ItemSource:
     def fill(self, window: StreamWindow[C]) -> bool:
         """Read items into the window; return whether any call is under way.
 
-        This reads at least one item, so that the window stays full, and more only while the next answer is not ready: a slow
+        This reads at least one item, so that the window stays full, and more only while the next response is not ready: a slow
         iterable does not hold up answers. An error of the iterable is raised once all items before it have been answered.
         """
         while self._end is None and not window.full:
@@ -501,7 +501,7 @@ class ItemSource:
 
 
 async def stream_sync(items: Iterable[Any], window: StreamWindow[Call]) -> AsyncGenerator[Any, None]:
-    """Yield the answers to `items`, in order."""
+    """Yield the responses to `items`, in order."""
     source = ItemSource(items)
     try:
         while source.fill(window):
@@ -511,7 +511,7 @@ async def stream_sync(items: Iterable[Any], window: StreamWindow[Call]) -> Async
 
 
 async def stream_async(items: AsyncIterable[Any], window: StreamWindow[Call]) -> AsyncGenerator[Any, None]:
-    """Yield the answers to `items`, in order."""
+    """Yield the responses to `items`, in order."""
     feed = _Feed(items, window)
     try:
         while await feed.has_more():
@@ -525,7 +525,7 @@ async def stream_async(items: AsyncIterable[Any], window: StreamWindow[Call]) ->
 
 
 def stream_blocking(items: Iterable[Any], window: StreamWindow[ThreadCall]) -> Generator[Any, None, None]:
-    """Yield the answers to `items`, in order, in a program without an event loop."""
+    """Yield the responses to `items`, in order, in a program without an event loop."""
     source = ItemSource(items)
     try:
         while source.fill(window):
@@ -579,7 +579,7 @@ class _Feed:
                 while self._window.full:
                     self.room.clear()
                     await self.room.wait()
-        except Exception as error:  # the caller gets it after the answers to the items before it
+        except Exception as error:  # the caller gets it after the responses to the items before it
             self.error = error
         finally:
             self._ended = True

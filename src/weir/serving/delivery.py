@@ -1,4 +1,4 @@
-"""Gives requests their answers and errors, tells the observers once per batch, and begins traces if a tracer observes."""
+"""Gives requests their responses and errors, tells the observers once per batch, and begins traces if a tracer observes."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,7 +17,7 @@ EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed",
 
 
 class Delivery:
-    """Gives requests their answers and errors, and tells the observers. `model` is the label of the service.
+    """Gives requests their responses and errors, and tells the observers. `model` is the label of the service.
 
     An exception in a request's `finish`, `fail` or `part`, or in an observer, is logged and affects no other request.
     """
@@ -30,7 +30,7 @@ class Delivery:
         self.blocks_in_use = False
 
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
-        """Give the requests of `dispatch` their answers and errors in `events`. `now` is in seconds of the service's clock."""
+        """Give the requests of `dispatch` their responses and errors in `events`. `now` is in seconds of the service's clock."""
         if events.kinds is not None:
             self._note_failed([output for output in events.outputs if isinstance(output, WeirError)], now)
         whole = dispatch.plain and events.indices is None and events.kinds is None
@@ -45,7 +45,7 @@ class Delivery:
             self.tell("computed", dispatch, events.timing, now)
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
-        # The hot path: no request is divided, and every entry has its answer.
+        # The hot path: no request is divided, and every entry has its response.
         unwanted = finish_each(dispatch.requests, outputs, dispatch, undelivered)
         answered: Sequence[Request] = dispatch.requests
         if unwanted:
@@ -77,7 +77,7 @@ class Delivery:
         return refused
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
-        """Give each request, which must be settled already, its answer or error."""
+        """Give each request, which must be settled already, its response or error."""
         answered = []
         for request, output in ends:
             if isinstance(output, WeirError):
@@ -113,7 +113,7 @@ class Delivery:
             self.tell("refused", frontend, error)
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
-        """Tell the observers that the caller of `request` left, and release its payload and answers."""
+        """Tell the observers that the caller of `request` left, and release its payload and responses."""
         _discard_gathered(request)
         self._had_their_end([request], error, now)
         drop_payload(request)

@@ -1,6 +1,6 @@
 """The asyncio driver of one model's Batcher.
 
-The batcher decides, the executor runs batches, and requests deliver their own answers; the driver connects these. Only `submit`
+The batcher decides, the executor runs batches, and requests deliver their own responses; the driver connects these. Only `submit`
 is called once per request. All else happens once per turn of the event loop or once per batch: one poll, scheduled with
 `call_soon` however many requests arrive in a turn; one timer; one frame per batch; one call of each observer per batch.
 
@@ -163,7 +163,7 @@ class Driver:
     Attributes:
         outside: requests that wait for room in the batcher's queue.
         outside_bulk: bulk requests that do; they have a queue of their own there too.
-        streaming: whether requests have several answers.
+        streaming: whether requests have several responses.
         draining: whether no more requests are accepted.
         not_ready_reason: why requests are not accepted; "" if they are.
         failed: why no worker can be started any more; "" if one can.
@@ -563,9 +563,9 @@ class Driver:
                 discard(output)
             return
         if self.batcher.is_late(events.batch_id, now):
-            self._expire(now)  # an answer after the deadline does not count
+            self._expire(now)  # a response after the deadline does not count
         if events.final:
-            # The freed worker gets its next batch before the answers of this one are delivered.
+            # The freed worker gets its next batch before the responses of this one are delivered.
             self.batcher.finished(events.batch_id, now)
             if worker in self._leaving and self.batcher.worker_leaves(worker):
                 self._leaving[worker].set()

@@ -28,7 +28,7 @@ class ModelFacts:
         platform: the kind of model, for the metadata.
         batching: the limits of its queue and of its batches.
         settings: its timeouts, and how callers are treated.
-        hooked: whether hooks of the service change items or answers, for which these must be decoded.
+        hooked: whether hooks of the service change items or responses, for which these must be decoded.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ExampleHealth(TypedDict):
 
 
 class ModelHealth(TypedDict):
-    """Whether a model is ready and its examples have the expected answers; `reason` says why it is not ready, or is ""."""
+    """Whether a model is ready and its examples have the expected responses; `reason` says why it is not ready, or is ""."""
 
     healthy: bool
     model: str

@@ -4,8 +4,8 @@ With hooks, each worker counts as having EXTRA more places than it has. A batch 
 waits for a real place, or its worker has finished it and `after_batch` runs. So no worker waits for a hook while another batch is
 prepared, and new batches are formed meanwhile.
 
-Hooks get decoded items, and answers before they are encoded. Bodies of a model's own content types stay bytes, as only the
-worker can decode them. An error in the place of an item or answer fails only that entry.
+Hooks get decoded items, and responses before they are encoded. Bodies of a model's own content types stay bytes, as only the
+worker can decode them. An error in the place of an item or response fails only that entry.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class HookedBatch:
     # Before the worker.
 
     def decode(self) -> None:
-        """Decode payloads in JSON or msgpack; the error of a payload that cannot be decoded is its answer."""
+        """Decode payloads in JSON or msgpack; the error of a payload that cannot be decoded is its response."""
         for index, content_type in enumerate(self._content_types):
             payload = self._payloads[index]
             if content_type not in DECODE:
@@ -79,11 +79,11 @@ class HookedBatch:
 
     @property
     def items(self) -> list[Any]:
-        """The argument of `before_batch`: the decoded items of all entries that have no answer yet."""
+        """The argument of `before_batch`: the decoded items of all entries that have no response yet."""
         return [self._payloads[index] for index in self._open()]
 
     def place_items(self, items: list[Any]) -> None:
-        """Store the result of `before_batch`; an error in it is the answer of its entry."""
+        """Store the result of `before_batch`; an error in it is the response of its entry."""
         for index, item in zip(self._open(), items, strict=True):
             if isinstance(item, WeirError):
                 self._outputs[index] = item
@@ -124,7 +124,7 @@ class HookedBatch:
 
     @property
     def answers(self) -> list[Any]:
-        """The argument of `after_batch`: the answers, in order, without the errors."""
+        """The argument of `after_batch`: the responses, in order, without the errors."""
         return [self._outputs[index] for index in self._answered()]
 
     def place_answers(self, answers: list[Any]) -> None:
@@ -133,7 +133,7 @@ class HookedBatch:
             self._outputs[index] = answer
 
     def encode(self, writer: AnswerWriter) -> None:
-        """Encode the answers in the content types that their callers accept. An answer that is not as declared, or has no such form,
+        """Encode the responses in the content types that their callers accept. A response that is not as declared, or has no such form,
         becomes a ModelError."""
         for index in self._answered():
             accept, output = self._accepts[index], self._outputs[index]
@@ -210,7 +210,7 @@ class HookUser(Protocol):
 
 
 class HookedBatches:
-    """The batches of `user` that are in a hook, wait for a worker, or are at one. `writer` writes the answers after a hook."""
+    """The batches of `user` that are in a hook, wait for a worker, or are at one. `writer` writes the responses after a hook."""
 
     def __init__(self, hooks: ServiceHooks, writer: AnswerWriter, user: HookUser) -> None:
         self._before, self._after = hooks
@@ -354,7 +354,7 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Not the hook was cancelled, but something that it awaited. The callers still wait for answers.
+        # Not the hook was cancelled, but something that it awaited. The callers still wait for responses.
         return list(copies(model_error(hook.__name__, error), len(values)))
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))

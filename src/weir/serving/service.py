@@ -226,7 +226,7 @@ class Service:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an exception nobody waits for answers any more, so there is nothing to drain.
+        # After an exception nobody waits for responses any more, so there is nothing to drain.
         await self.stop(None if error is None else 0.0)
 
     # Calls in this process.
@@ -240,7 +240,7 @@ class Service:
         key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Call:
-        """Return a future of the answer to `item`. All errors are raised by awaiting it; cancelling it cancels the request.
+        """Return a future of the response to `item`. All errors are raised by awaiting it; cancelling it cancels the request.
 
         Arguments:
             item: the item.
@@ -282,7 +282,7 @@ class Service:
         backpressure: bool | None = None,
         express: bool = False,
     ) -> asyncio.Future[list[Any]]:
-        """Return a future of the list of answers to `items`, in order. The list is divided into batches as needed.
+        """Return a future of the list of responses to `items`, in order. The list is divided into batches as needed.
 
         The first item that fails fails the call with its error; with `return_errors`, the list has the errors in the places of
         their items. With `express`, the call gets batches of its own, for which no policy waits; while other requests wait too,
@@ -329,18 +329,18 @@ class Service:
         return_errors: bool = False,
         preprocessor: Callable[[Any], Any] | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """Yield the answers to `items` in their order, with bounded memory, and keep every worker busy.
+        """Yield the responses to `items` in their order, with bounded memory, and keep every worker busy.
 
         Arguments:
             items: is read on the event loop; a sync iterable must not block.
             timeout: seconds per item, from the moment when it is read from `items`.
-            return_inputs: whether to yield pairs of item and answer.
+            return_inputs: whether to yield pairs of item and response.
             return_errors: whether to yield the WeirError of a failed item in its place. Otherwise the error is raised, which
                 ends the stream.
             preprocessor: is called in this process with each item, and must not block; its result goes to the model. If it
                 raises, the item fails with InvalidRequest.
 
-        An exception of `items` itself is raised after the answers to the items before it. Closing the generator early cancels
+        An exception of `items` itself is raised after the responses to the items before it. Closing the generator early cancels
         the requests that are under way. For the other arguments, see `infer`.
         """
 
@@ -363,16 +363,16 @@ class Service:
         key: Hashable = None,
         backpressure: bool | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """Yield the answers of a streaming model to one `item`; of any other model, its one answer.
+        """Yield the responses of a streaming model to one `item`; of any other model, its one response.
 
-        The request begins with the first `anext`. `timeout` is for all answers together. A reader that is more than
+        The request begins with the first `anext`. `timeout` is for all responses together. A reader that is more than
         `stream_buffer` answers behind gets those, and then Overloaded. Closing the generator early ends the item at the model too.
         For the other arguments, see `infer`.
         """
         return self._read(self.new_stream(item, timeout, priority, key), backpressure)
 
     async def _read(self, request: StreamedCall, backpressure: bool | None) -> AsyncGenerator[Any, None]:
-        """Enter `request` and yield its answers; closing the generator cancels the request."""
+        """Enter `request` and yield its responses; closing the generator cancels the request."""
         try:
             self.enter(request, backpressure)
             async for answer in request:
@@ -406,7 +406,7 @@ class Service:
         return batch
 
     async def after_batch(self, results: list[Any]) -> list[Any]:
-        """Override this to change the answers in this process, after the worker has been freed; see hooks.py."""
+        """Override this to change the responses in this process, after the worker has been freed; see hooks.py."""
         return results
 
     # Protocols and channels.
@@ -414,7 +414,7 @@ class Service:
     inference: Any = None  # see ModelHandle
 
     def notify(self, frontend: str, error: WeirError) -> None:
-        """Notify the observers of an error that ends a request of the frontend `frontend`, unless they know it: the request was refused, or its answer
+        """Notify the observers of an error that ends a request of the frontend `frontend`, unless they know it: the request was refused, or its response
         cannot be written. Only exchanges call this, for each error that they send; of the errors of accepted requests, the delivery notifies."""
         self.generation.driver.ended_outside(frontend, error)
 
@@ -635,7 +635,7 @@ class Service:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Return whether an answer equals the expected one: floats within rounding, arrays and lists element by element, values of a
+    """Return whether a response equals the expected one: floats within rounding, arrays and lists element by element, values of a
     declared type field by field."""
     answer, expected = _comparable(answer), _comparable(expected)
     if isinstance(expected, dict):

@@ -68,10 +68,10 @@ class SimulatedRequest:
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Ignore the answer: no simulated model streams."""
+        """Ignore the response: no simulated model streams."""
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Ignore the answer: the simulator has none."""
+        """Ignore the response: the simulator has none."""
 
     def fail(self, error: WeirError) -> None:
         """Ignore the error: the log has it."""
@@ -471,7 +471,7 @@ class Run:
         profile, workers: what was simulated.
         arrival: shape (requests,), as all arrays but those of `batches`.
         start: when the last piece of the request was started; NaN for requests that were never run.
-        end: when its caller had the answer (with the profile's latency offset); NaN likewise.
+        end: when its caller had the response (with the profile's latency offset); NaN likewise.
         refused: whether the request was refused at its arrival.
         expired: whether its deadline passed in the queue.
         batches: the batches.

@@ -220,7 +220,7 @@ class PolicyOutcome:
     def keeps(self, objective: LatencySLO) -> bool:
         """Return whether the run does not contradict the promise of `objective`.
 
-        The share of late answers is within it, or at least the interval of that share reaches there. With the
+        The share of late responses is within it, or at least the interval of that share reaches there. With the
         objective to answer most requests in time there is no promise, so the result is True.
         """
         if objective.counts_refusals:
@@ -229,11 +229,11 @@ class PolicyOutcome:
         return self.stable and answered > 0.0 and not self.late_share.low > objective.late_share * answered
 
     def quantile_ms(self, share: float) -> float:
-        """Return the response time in ms below which the given share of the answers lies."""
+        """Return the response time in ms below which the given share of the responses lies."""
         return self.responses_ms.quantile(share) if self.stable else inf
 
     def beyond(self, seconds: float) -> float:
-        """Return the share of the answers that took longer than `seconds`."""
+        """Return the share of the responses that took longer than `seconds`."""
         return self.responses_ms.beyond(1000.0 * seconds)
 
     def to_dict(self) -> dict[str, Any]:

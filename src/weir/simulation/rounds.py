@@ -77,7 +77,7 @@ class Figures(NamedTuple):
         excess_w: power in watts beyond the unavoidable, which is counted per row of this very queue, so that the
             chance in its arrivals cancels.
         batch_size: mean rows of a batch.
-        late_share: share of the answers that are late.
+        late_share: share of the responses that are late.
         late_error: its standard error, by batch means.
         refused_share: share of all rows that are refused.
         refused_error: about its standard error, if rows are refused CLUMP at a time.
@@ -178,7 +178,7 @@ def figures(rounds: PlayedRounds, profile: Profile, deadline: float = inf, warm_
     """Return the means over `rounds`, at least two batches, without the batches of the first share `warm_up` of the
     time.
 
-    `deadline` is the response time in seconds beyond which an answer is late.
+    `deadline` is the response time in seconds beyond which a response is late.
     """
     first = int(np.searchsorted(rounds.starts, rounds.starts[-1] * warm_up))
     sizes = rounds.sizes[first:]

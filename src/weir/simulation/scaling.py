@@ -53,7 +53,7 @@ LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
 PART_ROWS = 100_000  # of each simulation
 LEAST_LOAD, MOST_LOAD, NEAR = 0.001, 0.995, 0.002  # of the search for the highest load, and how near it comes
 LEAST_LATE = 0.01  # smaller late shares, by what is allowed, say little about where it is
-SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
+SURE = 2.0  # standard errors by which the share of late responses must stay below the allowed one
 DEFAULT_LATE = 0.01  # the share of late answers for which a rule prepares where no objective states one
 LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait so long at least, or nothing could
 KNEE_STEP, FLAT = 0.005, 0.1  # of the load; and the share by which workers times cost may exceed the least
@@ -168,7 +168,7 @@ class _Measured:
         """
 
         def late(seen: SeenQueues) -> float:
-            """Return the share of late answers, by what is allowed; at most 1 if the objective is kept."""
+            """Return the share of late responses, by what is allowed; at most 1 if the objective is kept."""
             share, error = seen.later_than(1000.0 * objective.deadline)
             return (share + SURE * error) / objective.late_share
 
@@ -575,7 +575,7 @@ class ScalingTrial:
 
     @property
     def late_after(self) -> float | None:
-        """Seconds after which an answer is late; None: never."""
+        """Seconds after which a response is late; None: never."""
         return self.objective.deadline if self.objective is not None else self.deadline
 
     def run(self, rule: str | Autoscaler) -> ScalingRun:

@@ -36,7 +36,7 @@ class Trials:
         workers: the number of workers.
         requests: the number of arrivals.
         seed: of the random numbers.
-        deadline: seconds beyond which an answer is late.
+        deadline: seconds beyond which a response is late.
         process: makes arrivals for a rate in rows per second; by default they are Poisson, and their mean rate is
             exact.
 
@@ -98,7 +98,7 @@ def _clip(limit: int, factor: float, most: int) -> int:
     return int(np.clip(round(limit * factor), 1, most))
 
 
-SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
+SURE = 2.0  # standard errors by which the share of late responses must stay below the allowed one
 MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # standard deviations of the service time, tried in this order
 # Loads at which the bound on waits alone must keep the objective.
 MARGIN_LOADS = (0.002, 0.005, 0.015, 0.04, 0.1, 0.3, 0.5)
@@ -209,7 +209,7 @@ class SloSearch:
         return Rule(allowed.table(self.profile).tolist(), None, starts.tolist(), gate=allowed.overload)
 
     def keeps(self, figures: Figures) -> bool:
-        """Return whether the share of late answers is surely within the objective."""
+        """Return whether the share of late responses is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
     def at(self, rates: Sequence[float], trials: Trials, estimate: float) -> SloPoint:
@@ -250,7 +250,7 @@ class SloSearch:
         return best
 
     def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> SloPoint:
-        """Return what loses least from the `lowest` to the `highest` rate (rows per second): late answers, and
+        """Return what loses least from the `lowest` to the `highest` rate (rows per second): late responses, and
         refusals at their price.
 
         No row is refused unless a bound on the queue loses clearly less than the greedy rule. Then the largest limit
@@ -286,7 +286,7 @@ class SloSearch:
         return bound if lost(bound) <= CLEARLY * greedy else 0
 
     def lost(self, figures: Figures) -> float:
-        """Return the share of all arrivals that is lost: late answers, and refusals at their price."""
+        """Return the share of all arrivals that is lost: late responses, and refusals at their price."""
         refused = figures.refused_share
         return figures.late_share * (1.0 - refused) + self.objective.refusal_price * refused
 
@@ -371,5 +371,5 @@ def _lost_at_most(figures: Figures) -> float:
 
 
 def _at_most(figures: Figures) -> float:
-    """Return an upper bound on the share of late answers."""
+    """Return an upper bound on the share of late responses."""
     return figures.late_share + SURE * figures.late_error

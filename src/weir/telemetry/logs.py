@@ -293,7 +293,7 @@ class LogObserver(SilentObserver):
 class AccessLog(SilentObserver):
     """An Observer that writes a line for each request when it has ended, whatever protocol it came by.
 
-    `code_of` returns the code of an answer (None), or of an error of that type, at the frontend of that name.
+    `code_of` returns the code of a response (None), or of an error of that type, at the frontend of that name.
     """
 
     def __init__(self, logger: BoundLogger, code_of: Callable[[str, type[WeirError] | None], str]) -> None:

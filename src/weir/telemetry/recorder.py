@@ -263,7 +263,7 @@ class Recorder(SilentObserver):
         return ages.observe_ages(arrivals, now) if self._detailed else len(arrivals) * now - sum(arrivals)
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        """Count answers of a streaming model, and the time until the first answer of each request."""
+        """Count responses of a streaming model, and the time until the first response of each request."""
         self.parts += len(requests)
         if firsts:
             self.first_part.observe_ages(arrivals_of(firsts), now)
@@ -285,7 +285,7 @@ class Recorder(SilentObserver):
         steps.add(1, timing)
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        """Count the bytes of a request body and of its answer."""
+        """Count the bytes of a request body and of its response."""
         count = self.bytes[frontend]
         count[0] += received_bytes
         count[1] += sent_bytes
@@ -425,7 +425,7 @@ class Metrics(SilentObserver):
         self._own["" if isinstance(error, ModelNotFound) else model].refused(model, frontend, error)
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        """Record the bytes of a request body and of its answer."""
+        """Record the bytes of a request body and of its response."""
         self._own[model].transferred(model, frontend, received_bytes, sent_bytes)
 
 

@@ -284,7 +284,7 @@ class TextEncoder(Model):
         return vectors
 
     def encode(self, value: Any, content_type: str = JSON) -> bytes:
-        """Return an answer as JSON; of vectors each number has the fewest digits, see packing.packed."""
+        """Return a response as JSON; of vectors each number has the fewest digits, see packing.packed."""
         if isinstance(value, np.ndarray):
             return written_numbers(np.ascontiguousarray(value, np.float32))
         return encode(value, JSON)

@@ -17,7 +17,7 @@ from weir.wire.schema import any_of
 # A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 
-# The fields of requests and answers, as OpenAPI describes them. Some rules are only described here: what reads the field says more of them.
+# The fields of requests and responses, as OpenAPI describes them. Some rules are only described here: what reads the field says more of them.
 PlainText = Annotated[str, Meta(min_length=1, description="a text")]
 Words = Annotated[list[str], Meta(min_length=1, description="a text as words")]
 Ids = Annotated[

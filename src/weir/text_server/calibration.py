@@ -40,7 +40,7 @@ MAX_ROWS = 256  # the largest max_batch_size
 GOOD_ENOUGH = 0.97  # of the best throughput is a tie; of those the smallest batch is chosen, as callers then wait least
 MIN_BATCH_PRICE = 1 / 16  # of max_batch_cost; a batch is taken to cost at least that beyond its tokens
 PADDING_SHARE = 0.5  # of the price of a batch may be padding; texts are then cheapest (`python -m benchmarks padding`)
-# The server's work for each batch: to form it, to send it and to distribute its answers. The server runs on the same CPUs as the workers.
+# The server's work for each batch: to form it, to send it and to distribute its responses. The server runs on the same CPUs as the workers.
 SERVER_SECONDS = 3e-4
 FIT_RANGE = 4  # the price of a batch is fitted to batches of at most this many times the budget
 
@@ -261,7 +261,7 @@ def no_progress(share: float, what: str) -> None:
 
 
 class _BatchTimer(SilentObserver):
-    """Remembers how many seconds passed during the last batch, from its dispatch to its answer."""
+    """Remembers how many seconds passed during the last batch, from its dispatch to its response."""
 
     seconds = 0.0
 

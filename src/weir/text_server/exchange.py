@@ -2,7 +2,7 @@
 
 A *protocol* is pure: it reads a body into texts and TextOptions, and writes vectors or an error. A *channel* moves bytes and waits: an ASGI call, a
 connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange joins the two: it passes the texts to the
-model's encoder, and counts the request and its answer.
+model's encoder, and counts the request and its response.
 
 Also what every protocol with scores shares: probabilities of labels, and the ranking of documents.
 """
@@ -86,7 +86,7 @@ class EmbeddingContext:
 
 
 def listed_name(encoder: Encodes) -> str:
-    """Return the name of a model as lists and answers have it."""
+    """Return the name of a model as lists and responses have it."""
     return encoder.facts.listed or encoder.name
 
 
@@ -159,7 +159,7 @@ class TextExchange:
         context: what all requests share.
         frontend: the name of the endpoint or frontend, for metrics.
         texts, options, encoder: set by the protocol from the body.
-        identity: the caller's id of the request, which the protocol repeats in the answer.
+        identity: the caller's id of the request, which the protocol repeats in the response.
         form: the form in which the protocol writes the vectors.
         as_json: whether the protocol writes the vector of the only text as JSON and nothing else, so that its worker may write it.
         client: requests of one client share one fair share of the queue; with "" the request has its own.
@@ -209,7 +209,7 @@ class TextExchange:
 
     @property
     def listed_model(self) -> str:
-        """The name of the requested model as lists and answers have it; "" until it is known."""
+        """The name of the requested model as lists and responses have it; "" until it is known."""
         return "" if self.encoder is None else listed_name(self.encoder)
 
     async def vectors(self) -> Encoded:
@@ -259,17 +259,17 @@ class TextExchange:
         self.context.clients.warn_of_ids(self.client_name, foreign, self.model)
 
     def answered(self, texts: int, truncated: int) -> None:
-        """Count the answer: the vectors of `texts` texts, of which `truncated` were cut."""
+        """Count the response: the vectors of `texts` texts, of which `truncated` were cut."""
         self.context.counts.answered(self.model, self.frontend, texts, truncated)
 
     def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
-        """Count the answer, which has all vectors in `encoded`, and report the sizes of request and answer."""
+        """Count the response, which has all vectors in `encoded`, and report the sizes of request and response."""
         counts, model = self.context.counts, self.model
         counts.answered(model, self.frontend, len(encoded.counts), sum(encoded.truncated))
         counts.transferred(model, self.frontend, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:
-        """Count the answer: an error with this HTTP status."""
+        """Count the response: an error with this HTTP status."""
         self.context.counts.refused(self.model, self.frontend, status)
 
 

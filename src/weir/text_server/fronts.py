@@ -1,7 +1,7 @@
-"""Texts in a server with several fronts: `TextsInFronts` reads, tokenizes and answers the requests with small answers in each front; `CountedTexts` is what
+"""Texts in a server with several fronts: `TextsInFronts` reads, tokenizes and answers the requests with small responses in each front; `CountedTexts` is what
 the fronts tell the dispatcher, which counts for all.
 
-An encoder in a front divides the queue's window with those of the other fronts. The dispatcher answers all else: large answers, pages, jobs, ZeroMQ.
+An encoder in a front divides the queue's window with those of the other fronts. The dispatcher answers all else: large responses, pages, jobs, ZeroMQ.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The HTTP channels of requests for vectors: an ASGI call, and a connection of the fast path.
 
-Requests with small answers are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the
+Requests with small responses are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the
 connection is handed over to the ASGI application.
 """
 
@@ -84,7 +84,7 @@ class Listing(NamedTuple):
     Attributes:
         lists: the lists, in order.
         closing: the JSON behind the last list, with its bracket.
-        headers: headers of the answer in addition to its content type.
+        headers: headers of the response in addition to its content type.
     """
 
     lists: Sequence[JsonList]
@@ -116,7 +116,7 @@ def listing(
 
 
 async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
-    """Send the answer `listing` in parts, with `headers` added. Return the size of the body in bytes.
+    """Send the response `listing` in parts, with `headers` added. Return the size of the body in bytes.
 
     Each part is encoded in a thread once the client has read most of the part before.
     """
@@ -239,7 +239,7 @@ class HttpTexts:
         self.context = context
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
-        """Return the answer to `call`, also for an error; None if it has been sent already or the caller has left."""
+        """Return the response to `call`, also for an error; None if it has been sent already or the caller has left."""
         exchange = TextExchange(self.context, self.protocol.name)
         try:
             content_type = dict(call.headers).get(b"content-type", b"").decode("latin-1")
@@ -263,7 +263,7 @@ class HttpTexts:
     async def _answer_call(
         self, exchange: TextExchange, encoded: Encoded, head: TextHead, call: AsgiCall
     ) -> HttpResponse | None:
-        """Return the answer; a very large one is sent in parts, uncompressed, and the result is None."""
+        """Return the response; a very large one is sent in parts, uncompressed, and the result is None."""
         if _numbers(encoded) > _STREAMED_ABOVE and call.version != "1.0":
             listing = self.protocol.write(exchange, encoded)
             if isinstance(listing, Listing):
@@ -457,7 +457,7 @@ class FastTextRequest:
 
 
 def _has_small_answer(exchange: TextExchange) -> bool:
-    """Return whether the answer need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each."""
+    """Return whether the response need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each."""
     encoder, options = exchange.encoder, exchange.options
     if TextOutput.TOKENS in options.outputs:
         return False
@@ -478,7 +478,7 @@ def _has_small_answer(exchange: TextExchange) -> bool:
 
 
 class TextCall(NamedTuple):
-    """An endpoint for texts: its protocol, which has its paths, and what OpenAPI says of the first of them: the types of body and answer, and an `example` of
+    """An endpoint for texts: its protocol, which has its paths, and what OpenAPI says of the first of them: the types of body and response, and an `example` of
     the body, which models with `task` take; None: all do. The others are for other clients."""
 
     protocol: TextProtocol

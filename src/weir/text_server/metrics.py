@@ -182,7 +182,7 @@ class TextCounts(Collector):
         self._calls[model, frontend, str(status)] += calls
 
     def dropped(self, kind: str, times: int = 1) -> None:
-        """Count connections, messages, requests or answers that the ZeroMQ frontend dropped."""
+        """Count connections, messages, requests or responses that the ZeroMQ frontend dropped."""
         self._dropped[kind] += times
 
     def collect(self) -> Iterator[Metric]:

@@ -399,11 +399,11 @@ class OneText(TextRequest):
     deadlines.
 
     Attributes:
-        done: is called once with the answer or the error, unless the request is withdrawn.
+        done: is called once with the response or the error, unless the request is withdrawn.
         query: what was asked.
         count, truncated: how many tokens the text has, and whether it was cut.
         began: when the request began, by the service's clock.
-        is_over: whether it has its answer or error, or was withdrawn.
+        is_over: whether it has its response or error, or was withdrawn.
     """
 
     __slots__ = ("began", "count", "done", "is_over", "query", "truncated")
@@ -460,7 +460,7 @@ class CallTrace:
     """The span of one request for the vectors of `count` texts: a context manager that begins and ends it.
 
     `trace` is the request's Origin, or the Trace that an endpoint has begun. Entering makes the trace the current one of the task,
-    so that the endpoint can name it in its answer.
+    so that the endpoint can name it in its response.
     """
 
     __slots__ = (
@@ -627,7 +627,7 @@ class CallerQueue(Generic[S]):
         heappush(self._heap, (-share.key[0], share.had, self._pushes, share))
 
     def next(self) -> S | None:
-        """Return the request whose turn it is; None if none is ready. Follow it with `charge` or `leave`, or the answer stays the same."""
+        """Return the request whose turn it is; None if none is ready. Follow it with `charge` or `leave`, or the result stays the same."""
         while self._heap:
             share = self._heap[0][3]
             if (member := share.first()) is not None:

@@ -140,7 +140,7 @@ class EmbeddingProduct:
         return added_by(self._apis)
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
-        """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
+        """Return the handlers for the fast path. They answer requests with small responses, so none for vectors of tokens."""
         models = {model.name for model in self._models if model.has_small_answers}
         return [FastTexts(api.texts, models) for api in self._apis]
 
@@ -310,7 +310,7 @@ class EmbeddingServer:
 
     @property
     def zmq_ports(self) -> tuple[int, int] | None:
-        """The ports of the ZeroMQ frontend for requests and for answers; None without such a frontend."""
+        """The ports of the ZeroMQ frontend for requests and for responses; None without such a frontend."""
         zeromq_frontends = [each for each in self._app.frontends if isinstance(each, ZeroMqFrontend)]
         return (zeromq_frontends[0].port, zeromq_frontends[0].port_out) if zeromq_frontends else None
 
@@ -351,10 +351,10 @@ class EmbeddingServer:
         Args:
             url: the address of the server: http://HOST:PORT, or tcp://HOST:PORT for ZeroMQ.
             token: the server's control token. A server without one can be ended from its own machine only. ZeroMQ cannot send a token.
-            port_out: the port for answers, with ZeroMQ; by default the next one.
-            timeout: seconds to wait for the answer.
+            port_out: the port for responses, with ZeroMQ; by default the next one.
+            timeout: seconds to wait for the response.
 
-        Raises Unauthorized or Forbidden if the server refuses, Unreachable if no server listens there, and DeadlineExceeded without an answer in time.
+        Raises Unauthorized or Forbidden if the server refuses, Unreachable if no server listens there, and DeadlineExceeded without a response in time.
         """
         from weir.client.embedding import EmbeddingClient, EmbeddingTransport
 

@@ -178,7 +178,7 @@ def translated(
                 str(value).lower() if isinstance(value, bool) else str(value) for value in values
             )
     if used.get("pooling_strategy") == ["NONE"] and today.get("max_length"):
-        today.setdefault("fixed_length", ["true"])  # bert-as-service then pads every answer to that length
+        today.setdefault("fixed_length", ["true"])  # bert-as-service then pads every response to that length
     if "mask_cls_sep" in used:
         today.setdefault("hide_special", ["true"])
     if XLA in used and today.get("runtime") == ["torch"]:

@@ -62,7 +62,7 @@ class TextModelSpec(NamedTuple):
 
     @property
     def listed(self) -> str:
-        """The name that lists and answers have: one that it was given, else its id, else that of its directory."""
+        """The name that lists and responses have: one that it was given, else its id, else that of its directory."""
         return self.repository if self.repository.rpartition("/")[2] == self.name else self.name
 
     @property
@@ -339,7 +339,7 @@ class ServedTextModel:
 
     @property
     def has_small_answers(self) -> bool:
-        """Whether its answers are small: it makes no vectors of tokens."""
+        """Whether its responses are small: it makes no vectors of tokens."""
         return self.recipe.pooling not in OF_TOKENS or self.recipe.pooling is Pooling.SPARSE
 
     @property

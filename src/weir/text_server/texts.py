@@ -104,7 +104,7 @@ class TextFacts(NamedTuple):
 
     Attributes:
         id: its id on the hub, without a revision; "" for the model of a directory.
-        listed: the name that lists and answers have; "" for its own.
+        listed: the name that lists and responses have; "" for its own.
         tasks: what it can be called for.
         outputs: what it makes of a text, its own first; none for a model of labels or scores.
         prompts: texts to put before a text, by name.

@@ -183,7 +183,7 @@ class TokenizerThreads:
         try:
             return self._tokenized(requests)
         except BaseException as error:
-            # Callers need an answer; a panic of Rust is a BaseException, but not an Exception.
+            # Callers need a response; a panic of Rust is a BaseException, but not an Exception.
             if len(requests) > 1:  # one request is at fault, so each is tokenized by itself
                 return [self._results([request])[0] for request in requests]
             failure = ModelError(f"the texts could not be turned into tokens: {error!r}")

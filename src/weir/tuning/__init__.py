@@ -202,7 +202,7 @@ class SolvingProcess:
         self._end(ModelError(f"{NAME} cannot be started: {reason}"))
 
     def received(self, worker: int, events: Events) -> None:
-        """Take the answer."""
+        """Take the response."""
         self._end(events.outputs[0])
 
     def _end(self, end: Any) -> None:

@@ -100,7 +100,7 @@ HEAD = "\0head"  # no tensor has this name
 
 
 class ResponseHead(NamedTuple):
-    """What the model or its answer needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
+    """What the model or its response needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
 
     id: str
     outputs: list[str] | None

@@ -1,7 +1,7 @@
 """Tensors as numpy arrays: checks datatypes and shapes against those that a model declares, and converts from and to nested lists and bytes.
 
 Arrays as packed bytes (`pack`, `Unpacker`) have a head that says what they are, and their elements. Who only passes them on reads neither. A front packs
-the arrays of a request, and the worker those of its answer; the dispatcher between them knows only how many rows there are. Arrays that follow one another
+the arrays of a request, and the worker those of its response; the dispatcher between them knows only how many rows there are. Arrays that follow one another
 have the same head for the same names, datatypes and shapes, so each reader checks and reads a head once.
 """
 

@@ -1,7 +1,7 @@
 """Values as JSON and msgpack: encodes and decodes them, splits lists into items, and refuses bodies that would cost too much.
 
 Values of pydantic's types are written in the form that their declared type says, with its aliases and serializers, but by the one encoder here, so bytes,
-dates and numpy's values are written alike in all answers. pydantic is not imported: it is loaded already where a user's type is pydantic's.
+dates and numpy's values are written alike in all responses. pydantic is not imported: it is loaded already where a user's type is pydantic's.
 
 JSON is read strictly (RFC 8259): NaN, infinities and half of a surrogate pair are refused, and the error names their place.
 """

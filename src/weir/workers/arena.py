@@ -394,7 +394,7 @@ class ResultFetch:
 
 
 def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -> None:
-    """Copy those results out of shared memory that their callers keep: bytes that a model returned, which travel like an encoded answer, and, if
+    """Copy those results out of shared memory that their callers keep: bytes that a model returned, which travel like an encoded response, and, if
     arrays were `lent`, arrays that were not wanted as LENT."""
     outputs = events.outputs
     for position, output in enumerate(outputs):

@@ -359,7 +359,7 @@ def _inode(path: str) -> tuple[int, int] | None:
 class ExternalExecutor(ExecutorBase):
     """Listens at `worker_socket`. A program that attaches and speaks the lock-step protocol is a worker until it leaves. See the Executor protocol.
 
-    A worker gets the lowest free index. Nothing that it sends is unpickled, and an answer longer than `max_body_bytes` ends its connection. When no
+    A worker gets the lowest free index. Nothing that it sends is unpickled, and a response longer than `max_body_bytes` ends its connection. When no
     worker is left, requests wait, as they do while a process is started again.
     """
 
@@ -496,7 +496,7 @@ class _Leave(BaseException):
 
 
 class Attachment:
-    """Runs a started Runner for the server at `address`, until a signal. Bodies and answers are of `content_type`.
+    """Runs a started Runner for the server at `address`, until a signal. Bodies and responses are of `content_type`.
 
     `tell` gets a line of text when it has attached, and when the connection is lost. It tries again after 0.1 s, then after twice as long each
     time, at most 5 s; after a batch the wait is 0.1 s again.
@@ -573,7 +573,7 @@ class Attachment:
 
 
 def _body(output: bytes | WeirError) -> bytes:
-    """Return the body of an answer; of an error it is a document, from which a server of Weir makes the error again."""
+    """Return the body of a response; of an error it is a document, from which a server of Weir makes the error again."""
     if not isinstance(output, WeirError):
         return output
     error = {"type": _nearest(output), "message": output.message, "details": output.details}

@@ -469,7 +469,7 @@ class _Script(types.ModuleType):
         self._ours = set(map(id, vars(program).values()))  # of the worker's own program
 
     def lend_names(self) -> None:
-        """Take the classes and functions that came by value, where pickle looks for them by name: the items and answers of a script may be of
+        """Take the classes and functions that came by value, where pickle looks for them by name: the items and responses of a script may be of
         its own types."""
         for value in gc.get_objects():
             is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"

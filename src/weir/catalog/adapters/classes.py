@@ -70,7 +70,7 @@ def adapt_mosec(found: type) -> Adapter:
 
 
 class MosecWorker(AdaptedClass):
-    """Runs the `forward` of a mosec.Worker. Its items and answers are JSON."""
+    """Runs the `forward` of a mosec.Worker. Its items and responses are JSON."""
 
     def load(self) -> None:
         """Make the worker, whose constructor loads the model."""
@@ -80,7 +80,7 @@ class MosecWorker(AdaptedClass):
         self._worker.stage = "x"  # ingress and egress
 
     def predict(self, batch: list[Any]) -> Any:
-        """Return the answers of `forward`."""
+        """Return the responses of `forward`."""
         if self.max_batch_size == 1:
             return [self._run(self._worker.forward, item) for item in batch]
         return self._run(self._worker.forward, batch)
@@ -100,7 +100,7 @@ class MosecBytes(MosecWorker):
         return self._run(self._worker.deserialize, bytes(body))
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Return what `serialize` makes of an answer."""
+        """Return what `serialize` makes of a response."""
         return bytes(self._run(self._worker.serialize, value))
 
 
@@ -127,7 +127,7 @@ class _EventRoom:
 
 
 class MosecStream(MosecWorker):
-    """Runs a mosec.SSEWorker: each event that it sends is a part of the answer."""
+    """Runs a mosec.SSEWorker: each event that it sends is a part of the response."""
 
     _MOST = 1000  # events that wait for being sent
 
@@ -228,7 +228,7 @@ class LitModel(AdaptedClass):
         return self._call(self._api.unbatch, self._predicted(batch), _contexts(batch))
 
     def postprocess(self, item: Any, preprocessed: Decoded) -> Any:
-        """Return what `encode_response` makes of an answer."""
+        """Return what `encode_response` makes of a response."""
         return _plain(self._call(self._api.encode_response, item, preprocessed.context))
 
     def _predicted(self, batch: list[Decoded]) -> Any:
@@ -262,7 +262,7 @@ class LitStream(LitModel):
 
     streaming: ClassVar[bool] = True
 
-    # The answers are encoded one by one in `predict`, so there is nothing left to do.
+    # The responses are encoded one by one in `predict`, so there is nothing left to do.
     postprocess: Any = lambda self, item: item
 
     def predict(self, batch: list[Decoded]) -> Generator[dict[int, Any], frozenset[int], None]:

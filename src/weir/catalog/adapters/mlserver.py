@@ -297,7 +297,7 @@ class MlserverModel(Model):
 
 
 class MlserverAny(MlserverModel):
-    """Runs a runtime whose settings declare no tensors: an item is a whole request, an answer a whole response."""
+    """Runs a runtime whose settings declare no tensors: an item is a whole request, a response a whole response."""
 
     takes_requests = True
 

@@ -57,7 +57,7 @@ class TritonPython(Model):
             self._model.initialize(self._arguments())
 
     def predict(self, batch: Any) -> Any:
-        """Return the answer to each request."""
+        """Return the response to each request."""
         requests = [self._request(arrays) for arrays in batch]
         responses = self._execute(requests)
         if not isinstance(responses, list) or len(responses) != len(requests):
@@ -135,7 +135,7 @@ class TritonDecoupled(TritonPython):
     """
 
     streaming = True
-    owns_inputs = True  # its threads may read them when nobody waits for the answers any more
+    owns_inputs = True  # its threads may read them when nobody waits for the responses any more
 
     def load(self) -> None:
         """Make the model, call its `initialize`, and start the thread that calls `execute`."""
@@ -147,7 +147,7 @@ class TritonDecoupled(TritonPython):
         self._executing.start()
 
     def predict(self, batch: list[Any]) -> Generator[dict[int, Any], frozenset[int], None]:
-        """Yield the answers to each request as they are sent."""
+        """Yield the responses to each request as they are sent."""
         left: frozenset[int] = frozenset()
         sent: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
         calls: dict[tuple[Any, ...], _Call] = {}

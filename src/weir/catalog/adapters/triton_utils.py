@@ -291,7 +291,7 @@ class PbRequest:
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer."""
+        """Return whether nobody waits for the response."""
         return self.sender is not None and self.sender.is_cancelled()
 
     def get_response_sender(self) -> PbSender:
@@ -302,7 +302,7 @@ class PbRequest:
         return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Do nothing: a request is released when it has its answer. Raises TritonModelException for another flag."""
+        """Do nothing: a request is released when it has its response. Raises TritonModelException for another flag."""
         if flags != 1:
             raise TritonModelException("set_release_flags: requests are not rescheduled")
 

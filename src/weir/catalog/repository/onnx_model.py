@@ -124,7 +124,7 @@ def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Try with a few random rows whether a batch gives each row the answer that it gets alone.
+    """Try with a few random rows whether a batch gives each row the response that it gets alone.
 
     `inputs` are described as by `describe`, and their first dimensions may have any length. Returns None if no trial was possible.
     """
@@ -139,7 +139,7 @@ def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None
         except Exception:  # another length may work
             continue
         if not all(_is_close(*each) for each in zip(again, alone[0], strict=True)):
-            return None  # the same row gets different answers
+            return None  # the same row gets different responses
         try:
             together = session.run(None, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
         except Exception:

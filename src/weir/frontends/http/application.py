@@ -296,7 +296,7 @@ class Pages:
         return HttpResponse(200, [(b"content-type", _HTML), NO_STORE, _STYLED, (b"vary", b"accept")], body)
 
     def _readable(self, request: Request, answer: HttpResponse) -> HttpResponse:
-        """Return an answer in JSON as a browser shows it to people."""
+        """Return a response in JSON as a browser shows it to people."""
         title, text = request.url.path, msgspec.json.format(answer.body, indent=2).decode()
         page = self._page(_base_of(request), f"<section><h2>{escape(title)}</h2><pre>{escape(text)}</pre></section>")
         return page._replace(status=answer.status)
@@ -314,7 +314,7 @@ class Pages:
         return _health(documents.Readiness(ready=ready, models=self._lines()), ready)
 
     async def deep(self, request: Request) -> Annotated[HttpResponse, documents.DeepHealth]:
-        """Run every model's examples: 200 if the answers are as they must be, or 503 with what is wrong."""
+        """Run every model's examples: 200 if the responses are as they must be, or 503 with what is wrong."""
         reports = await asyncio.gather(*map(self._check, self._services()))
         healthy = all(report["healthy"] for report in reports)
         return _health(documents.DeepHealth(healthy=healthy, models=reports), healthy)

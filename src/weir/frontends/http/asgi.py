@@ -61,7 +61,7 @@ class Body:
         self.unread = True
 
     def closes(self, scope: Scope) -> bool:
-        """Return whether the connection must be closed after an answer that goes ahead of the body. A small body that nobody has begun to read can
+        """Return whether the connection must be closed after a response that goes ahead of the body. A small body that nobody has begun to read can
         still arrive, and is discarded then; one that was being read has been too slow, or too large."""
         return self.unread and (self._begun or has_large_body(scope))
 

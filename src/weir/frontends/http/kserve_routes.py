@@ -142,7 +142,7 @@ class GenerateBody(Struct):
 
 
 class GenerateAnswer(Struct):
-    """The answer to such a request, with a field for each output in addition to these."""
+    """The response to such a request, with a field for each output in addition to these."""
 
     model_name: str
     model_version: str = ""

@@ -151,7 +151,7 @@ class ErrorBody(Struct):
 
 
 class FailedItem(Struct):
-    """What stands in the answer to a list in place of an output; `code` is the HTTP status that it would have alone."""
+    """What stands in the response to a list in place of an output; `code` is the HTTP status that it would have alone."""
 
     error: ErrorValue
     code: int
@@ -202,7 +202,7 @@ class Readiness(TypedDict):
 
 
 class DeepHealth(TypedDict):
-    """Whether the answers of all models are as they must be."""
+    """Whether the responses of all models are as they must be."""
 
     healthy: bool
     models: list[ModelHealth]
@@ -554,7 +554,7 @@ def _error_response(kinds: Sequence[type[errors.WeirError]], schema: Schema) -> 
 def operation(
     method: str, path: str, summary: str, answer: Any, error: Any = ErrorBody, *, tag: str = "server"
 ) -> dict[str, Any]:
-    """Return an operation as OpenAPI describes it, with types in place of schemas. `answer` is the type of its answer, or the content type of one
+    """Return an operation as OpenAPI describes it, with types in place of schemas. `answer` is the type of its response, or the content type of one
     that is not JSON; `error` is the type of its errors."""
     content = {answer: {}} if isinstance(answer, str) else {JSON: {"schema": answer}}
     name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")

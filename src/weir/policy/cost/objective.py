@@ -16,25 +16,25 @@ ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
 SLO_SHARE = 0.05  # the part of its deadline that bulk work may add ...
 LEAST_DELAY = 0.002  # ... and the seconds that it may add in any case
-SENDING_SHARE, SENDING = 0.01, 0.001  # the part of the deadline, and the seconds at most, in which an answer is sent
+SENDING_SHARE, SENDING = 0.01, 0.001  # the part of the deadline, and the seconds at most, in which a response is sent
 IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
 class LatencySLO(NamedTuple):
     """A promise about response times: P[response time > deadline] ≤ late_share.
 
-    With a `refusal_price` above 0 the objective is another one: as many answers in time as possible. Of all requests
-    that arrive, a late answer counts 1 and a refusal counts `refusal_price`; the sum shall be least. Among policies
+    With a `refusal_price` above 0 the objective is another one: as many responses in time as possible. Of all requests
+    that arrive, a late response counts 1 and a refusal counts `refusal_price`; the sum shall be least. Among policies
     with the least sum the one with the least energy is best.
 
     Attributes:
-        deadline: seconds from arrival to answer.
+        deadline: seconds from arrival to response.
         late_share: the share of responses that may be late, between 0 and 1.
         margin: seconds; a wait on purpose ends this much earlier than it must, because service times and the event
             loop vary.
         slack: seconds; a row that is admitted behind others shall be answered this much before the deadline, or the
             margin before it if that is longer (see online/admission.py).
-        refusal_price: what a refusal counts compared with a late answer; 0: the objective is the promise.
+        refusal_price: what a refusal counts compared with a late response; 0: the objective is the promise.
     """
 
     deadline: float
@@ -54,7 +54,7 @@ class LatencySLO(NamedTuple):
         return max(LEAST_DELAY, SLO_SHARE * self.deadline)
 
     def as_served(self) -> "LatencySLO":
-        """Return this objective with at least the margin that a running server needs to send an answer.
+        """Return this objective with at least the margin that a running server needs to send a response.
 
         The margin is a hundredth of the deadline, at most a millisecond. A simulation needs none.
         """
@@ -79,8 +79,8 @@ class LatencySLO(NamedTuple):
     def parse(cls, text: str) -> "LatencySLO":
         """Return the objective that `text` states.
 
-        `p99=20ms`: 99 % of the responses within 20 ms. `in-time=20ms`: as many answers within 20 ms as possible, a
-        refusal as bad as a late answer. `in-time=20ms,refusal=0.5`: a refusal half as bad.
+        `p99=20ms`: 99 % of the responses within 20 ms. `in-time=20ms`: as many responses within 20 ms as possible, a
+        refusal as bad as a late response. `in-time=20ms,refusal=0.5`: a refusal half as bad.
 
         Raises SettingsError naming the text and the rule.
         """

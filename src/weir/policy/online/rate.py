@@ -177,7 +177,7 @@ def promised(bank: Bank, allowed: Admission | None) -> Guards:
     """Return, by rows, the allowances and the latest starts of the bank's objective in seconds; None and None without
     one. `allowed` is its admission, if it has one.
 
-    A wait ends earlier by what rounding may add, so that an answer due at the deadline is not late by the last digit.
+    A wait ends earlier by what rounding may add, so that a response due at the deadline is not late by the last digit.
     """
     if bank.objective is None:
         return None, None

@@ -63,11 +63,11 @@ class BertTransport:
         self._thread.start()
 
     def encode(self, call: EncodeCall, timeout: float) -> Vectors:
-        """Send the call and return its answer. Raises what `start` raises, and the error of the answer."""
+        """Send the call and return its response. Raises what `start` raises, and the error of the response."""
         return self.start(call, timeout).result()
 
     def start(self, call: EncodeCall, timeout: float) -> "Future[Vectors]":
-        """Send the call, and return a future of the answer. After `timeout` seconds the future fails with DeadlineExceeded, or with Unreachable if
+        """Send the call, and return a future of the response. After `timeout` seconds the future fails with DeadlineExceeded, or with Unreachable if
         the server has never answered.
 
         Raises Unsupported if the call states more than texts and `want_tokens`, and Cancelled if the client is closed.
@@ -90,7 +90,7 @@ class BertTransport:
 
     def terminate(self, timeout: float) -> None:
         """Make the server finish what it has accepted, and end. It must run on this machine without a control token, which ZeroMQ cannot send."""
-        self.config(timeout)  # an answer shows that both connections are established
+        self.config(timeout)  # a response shows that both connections are established
         self._send(TERMINATION, 0, timeout).result()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class BertTransport:
 
     def _deliver(self, frames: list[bytes]) -> None:
         if frames[0] != self._identity or not frames[-1].isdigit():
-            return  # an answer to another client, whose identity begins with this one
+            return  # a response to another client, whose identity begins with this one
         self._has_received = True
         with self._lock:
             pending = self._pending.pop(int(frames[-1]), None)
@@ -152,7 +152,7 @@ class BertTransport:
 
 
 def _read(frames: list[bytes]) -> Any:
-    """Return the vectors or the facts of an answer. Raises the error that the answer holds, and WeirError if it is not a valid answer."""
+    """Return the vectors or the facts of a response. Raises the error that the response holds, and WeirError if it is not a valid answer."""
     try:
         head = msgspec.json.decode(frames[1])
         if error := head.get("error"):

@@ -1,6 +1,6 @@
-"""bert-as-service over ZeroMQ, without I/O: the frames of ZMTP 3, the transport protocol of ZeroMQ, and in them requests and answers.
+"""bert-as-service over ZeroMQ, without I/O: the frames of ZMTP 3, the transport protocol of ZeroMQ, and in them requests and responses.
 
-A request has four frames: the client's identity, texts or a command, the number of the request, and the number of texts. The answer is published under
+A request has four frames: the client's identity, texts or a command, the number of the request, and the number of texts. The response is published under
 the client's identity as its topic. docs/reference/zeromq.md has the tables.
 
 A listening socket turns bytes into events. It speaks version 3.0 of ZMTP with the mechanism NULL (https://rfc.zeromq.org/spec/23/), and accepts the
@@ -313,7 +313,7 @@ class ZeroMqRequest(NamedTuple):
 
 
 class RefusedRequest(msgspec.Struct, omit_defaults=True):
-    """An error in an answer: its class in weir.errors, its message, its HTTP status, and after how many seconds to send the request again."""
+    """An error in a response: its class in weir.errors, its message, its HTTP status, and after how many seconds to send the request again."""
 
     type: str
     message: str
@@ -424,21 +424,21 @@ def _split_pair(text: str) -> Text:
 def write_vectors(
     request: ZeroMqRequest, vectors: NDArray[Any], tokens: list[list[str]] | None
 ) -> list[bytes | memoryview]:
-    """Return the answer to `request`: `vectors`, and the tokens of each text if they are shown."""
+    """Return the response to `request`: `vectors`, and the tokens of each text if they are shown."""
     array = numpy.ascontiguousarray(vectors)
     head = {"dtype": array.dtype.name, "shape": list(array.shape), "tokens": "" if tokens is None else tokens}
     return [request.identity, encode_json(head), array.data.cast("B") if array.size else b"", request.id]
 
 
 def write_facts(request: ZeroMqRequest, facts: dict[str, Any]) -> list[bytes | memoryview]:
-    """Return the answer to a command: facts about the server."""
+    """Return the response to a command: facts about the server."""
     return [request.identity, encode_json(facts), request.id]
 
 
 def write_refusal(request: ZeroMqRequest, error: RefusedRequest) -> list[bytes | memoryview]:
-    """Return the answer that refuses a request. bert-as-service has no format for errors.
+    """Return the response that refuses a request. bert-as-service has no format for errors.
 
-    The answer is an array with a `dtype` that does not exist and holds the message. The stock client raises a TypeError that quotes it. Other clients
+    The response is an array with a `dtype` that does not exist and holds the message. The stock client raises a TypeError that quotes it. Other clients
     find the error in the field `error`.
     """
     # numpy would take a comma for the separator of several types.
@@ -448,5 +448,5 @@ def write_refusal(request: ZeroMqRequest, error: RefusedRequest) -> list[bytes |
 
 
 def refusal_of(error: WeirError, status: int) -> RefusedRequest:
-    """Return `error`, whose HTTP status is `status`, as it is sent in an answer."""
+    """Return `error`, whose HTTP status is `status`, as it is sent in a response."""
     return RefusedRequest(type(error).__name__, bounded(error.message), status, getattr(error, "retry_after", None))

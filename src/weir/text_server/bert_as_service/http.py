@@ -2,7 +2,7 @@
 
 The status has the field names of bert-as-service, for its clients and dashboards, and some fields of Weir.
 
-The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the
+The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the settings refuse it. The response names the
 texts that were cut in `truncated`, and their number in the header X-Weir-Truncated.
 """
 
@@ -56,7 +56,7 @@ from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, wor
 # The version of bert-as-service that is imitated; its clients compare it with their own version.
 STOCK_VERSION = "1.10.0"
 
-# The numbers of the poolings in bert-as-service's enumeration, as its answers have them.
+# The numbers of the poolings in bert-as-service's enumeration, as its responses have them.
 STOCK_POOLING = {
     Pooling.NONE: 0, Pooling.MAX: 1, Pooling.MEAN: 2, Pooling.MEAN_MAX: 3, Pooling.CLS: 4, Pooling.SEP: 5, Pooling.POOLER: 6,
     Pooling.CLASSIFICATION: 7, Pooling.REGRESSION: 8,
@@ -75,7 +75,7 @@ class Status:
         self._started = datetime.now().astimezone()
 
     def config(self, client: str = "") -> dict[str, Any]:
-        """Return the server's configuration. `client` is the identity of the caller, which the answer repeats."""
+        """Return the server's configuration. `client` is the identity of the caller, which the response repeats."""
         first = next(iter(self._served.values()))
         return {
             "client": client,
@@ -114,7 +114,7 @@ def stock_fields(
     *,
     show_tokens: bool,
 ) -> Mapping[str, Any]:
-    """Return the fields that bert-as-service shows of its server, for the first model. `ports` are those of ZeroMQ for requests and answers, if open.
+    """Return the fields that bert-as-service shows of its server, for the first model. `ports` are those of ZeroMQ for requests and responses, if open.
 
     A field for something that Weir does not have is empty, with the type of the field: Weir has no sockets between its parts, and loads neither
     TensorFlow nor libzmq. Null stands for ports that are not open, for poolings without a number in bert-as-service, and for `tuned_model_dir`, which
@@ -167,7 +167,7 @@ def stock_fields(
 def client_fields(whose: str, clients: Sequence[Mapping[str, Any]], http: HttpSettings) -> dict[str, Any]:
     """Return the fields that a client of bert-as-service shows of itself, for the client `whose`. `clients` are those that are remembered.
 
-    No request is pending, as an HTTP client waits for each answer.
+    No request is pending, as an HTTP client waits for each response.
     """
     own = next((client for client in clients if client["identity"] == whose), None)
     return {
@@ -354,7 +354,7 @@ def _error_document(error: BaseException, identity: Any, development: bool) -> E
 
 
 class EncodeProtocol(TextProtocol):
-    """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its answer."""
+    """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its response."""
 
     name = NAME
     paths = ("/encode",)

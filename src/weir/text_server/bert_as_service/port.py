@@ -59,7 +59,7 @@ class Drops:
 
 _BACKLOG = 1024
 MIN_RATE = 256 << 10  # bytes/s at which a message must arrive at least
-MIN_READ_RATE = 16 << 10  # bytes/s at which a peer must read at least while it has unread answers
+MIN_READ_RATE = 16 << 10  # bytes/s at which a peer must read at least while it has unread responses
 # At most so many messages and commands of one connection, and about so many bytes of them, are handled in one turn of the event loop.
 _EVENTS_PER_TURN = 16
 _BYTES_PER_TURN = 32 << 10
@@ -181,7 +181,7 @@ class Port:
         return self.held <= self.limits.held and not self.account.over
 
     def sweep(self, now: float) -> None:
-        """End the connections whose message takes too long to arrive, and those that read their answers too slowly. Call it twice a second."""
+        """End the connections whose message takes too long to arrive, and those that read their responses too slowly. Call it twice a second."""
         for peer in [peer for peer in self.peers if peer.slow_since is not None]:
             if peer.reads_slowly(now, self.limits.message):
                 peer.end(f"has read too slowly for {self.limits.message:g} s")
@@ -223,7 +223,7 @@ class Peer(asyncio.Protocol):
 
     Attributes:
         held: bytes of its incomplete message.
-        charged: bytes of unread answers that are charged to the account.
+        charged: bytes of unread responses that are charged to the account.
         address: the peer's IP address.
         message_since: when its incomplete message began to arrive; None if there is none.
         topics: its subscriptions, at a PUB socket.

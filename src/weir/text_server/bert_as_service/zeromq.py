@@ -1,8 +1,8 @@
 """The ZeroMQ frontend of bert-as-service: one port that receives requests (PULL) and one that publishes answers (PUB).
 
-The first frame of an answer is its topic. The answer goes to every peer that has subscribed to the topic or to a beginning of it. libzmq drops an answer
-if no peer has subscribed yet. Here the answer is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
-request does. A peer that subscribes to a beginning of the topic, such as all topics, also gets the answer, but that does not end its keeping.
+The first frame of a response is its topic. The response goes to every peer that has subscribed to the topic or to a beginning of it. libzmq drops a response
+if no peer has subscribed yet. Here the response is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
+request does. A peer that subscribes to a beginning of the topic, such as all topics, also gets the response, but that does not end its keeping.
 
 This module uses ZMTP directly (frames.py) instead of libzmq, which cannot limit the memory that a peer takes: an endless message, or endless
 subscriptions, would grow without bound.
@@ -59,10 +59,10 @@ Frames = Sequence[bytes | memoryview]
 
 
 class Publisher:
-    """Publishes answers to subscribers, and keeps answers without a subscriber for a while.
+    """Publishes answers to subscribers, and keeps responses without a subscriber for a while.
 
-    A subscriber may leave `max_unread` bytes unread. Above that, no more answers are computed for its topic (`room`) until it has read; if others
-    have subscribed to the same topic and read faster, the answers go to them and are dropped for the slow one. The answers that are kept without a
+    A subscriber may leave `max_unread` bytes unread. Above that, no more responses are computed for its topic (`room`) until it has read; if others
+    have subscribed to the same topic and read faster, the responses go to them and are dropped for the slow one. The responses that are kept without a
     subscriber may have `max_unread` bytes in all; more are dropped. They are dropped after `grace` seconds.
 
     All of these bytes are charged to `account`. While the account is over its limit, each topic has one answer at a time.
@@ -75,13 +75,13 @@ class Publisher:
         self._drops = drops
         self._peers: dict[bytes, set[Peer]] = {}  # subscribers by the exact bytes of their subscription
         self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
-        self._unread_peers: set[Peer] = set()  # peers that may have unread answers
+        self._unread_peers: set[Peer] = set()  # peers that may have unread responses
         self._kept: dict[bytes, list[KeptMessage]] = defaultdict(list)
         self._kept_sizes: Counter[bytes] = Counter()  # bytes by topic
         self._kept_bytes = 0
         self._without_subscriber: dict[bytes, float] = {}  # topics without a subscriber, and since when
-        self._reserved: Counter[bytes] = Counter()  # bytes of answers that are being computed, by topic
-        # The sizes of answers that wait in `room`, by topic.
+        self._reserved: Counter[bytes] = Counter()  # bytes of responses that are being computed, by topic
+        # The sizes of responses that wait in `room`, by topic.
         self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}
 
     # Subscriptions.
@@ -130,12 +130,12 @@ class Publisher:
                 found |= self._peers.get(topic[:length], set())
         return found
 
-    # Room for answers.
+    # Room for responses.
 
     async def room(self, topic: bytes, size: int) -> None:
-        """Wait until an answer of `size` bytes may be computed for `topic`, and reserve room for it. Call `made` afterwards in any case.
+        """Wait until a response of `size` bytes may be computed for `topic`, and reserve room for it. Call `made` afterwards in any case.
 
-        There is room when a subscriber may leave so much unread. An answer that is larger than `max_unread` has room if there is no other.
+        There is room when a subscriber may leave so much unread. A response that is larger than `max_unread` has room if there is no other.
         """
         if topic not in self._waiting and self._has_room(topic, size):
             self._reserve(topic, size)
@@ -151,7 +151,7 @@ class Publisher:
             raise
 
     def made(self, topic: bytes, size: int) -> None:
-        """Release the room of an answer that was published or failed."""
+        """Release the room of a response that was published or failed."""
         self._reserve(topic, -size)
         self._wake_waiting(topic)
 
@@ -191,7 +191,7 @@ class Publisher:
         subscribers = self._subscribers(topic)
         for peer in subscribers:
             self._write(peer, frames)
-        # A client subscribes to exactly its topic: if no peer has, the client has not got the answer.
+        # A client subscribes to exactly its topic: if no peer has, the client has not got the response.
         if topic not in self._peers:
             self._keep(topic, KeptMessage(frames, delivered=bool(subscribers)))
 
@@ -227,13 +227,13 @@ class Publisher:
         self._account.add(size)
 
     def _send_kept(self, topic: bytes) -> None:
-        """Send the answers kept for `topic` to the peers that have subscribed to it; also to other subscribers that have not got them."""
+        """Send the responses kept for `topic` to the peers that have subscribed to it; also to other subscribers that have not got them."""
         for kept in self._take(topic):
             for peer in self._peers[topic] if kept.delivered else self._subscribers(topic):
                 self._write(peer, kept.frames)
 
     def _send_undelivered(self, topic: bytes, subscribers: set[Peer]) -> None:
-        """Send the answers kept for `topic` once to peers that have subscribed to a beginning of it. They stay kept for their client."""
+        """Send the responses kept for `topic` once to peers that have subscribed to a beginning of it. They stay kept for their client."""
         for kept in self._kept.get(topic, ()):
             if not kept.delivered:
                 kept.delivered = True
@@ -248,7 +248,7 @@ class Publisher:
 
     @property
     def unread(self) -> int:
-        """How many bytes of answers have been written to peers and not yet sent."""
+        """How many bytes of responses have been written to peers and not yet sent."""
         self._recharge()
         return sum(peer.charged for peer in self._unread_peers)
 
@@ -266,7 +266,7 @@ class Publisher:
     # Time.
 
     def sweep(self, topics: Iterable[bytes], now: float) -> Iterator[list[bytes]]:
-        """Deliver or drop kept answers, and yield lists of topics without a subscriber for the grace, a few topics at a time.
+        """Deliver or drop kept responses, and yield lists of topics without a subscriber for the grace, a few topics at a time.
 
         `topics` are the topics of requests under way, `now` is in seconds of time.monotonic. There may be tens of thousands of topics, so the
         caller is to let other work run between two lists.
@@ -314,10 +314,10 @@ def size_of(frames: Frames) -> int:
 FRONTEND = "zeromq"
 # Requests that are cancelled, or tried again, in one turn of the event loop, which takes a few milliseconds.
 CANCELLED_PER_TURN = 16
-CONFIG_DELAY = 0.1  # seconds before the answer to SHOW_CONFIG: a stock client asks for it before it has subscribed
+CONFIG_DELAY = 0.1  # seconds before the response to SHOW_CONFIG: a stock client asks for it before it has subscribed
 _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
-_DRAIN_INTERVAL = 0.02  # seconds between two checks whether all answers have been sent
+_DRAIN_INTERVAL = 0.02  # seconds between two checks whether all responses have been sent
 _MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
 # Bytes that a request under way counts in addition to its payload: its task and what that refers to. More than so many would also make each pass of the
 # garbage collector long: 52,000 of them take half a second.
@@ -384,7 +384,7 @@ class RequestHandler:
     def __init__(self, context: ZeroMqContext, changed: Callable[[], None]) -> None:
         self._context = context
         self._changed = changed
-        self._encoder = context.shared.encoder()  # requests do not name a model, so the first one answers
+        self._encoder = context.shared.encoder()  # requests do not name a model, so the first one responses
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
         self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
         self._cancels = Paced(self._cancelling.clear)
@@ -395,7 +395,7 @@ class RequestHandler:
         self.draining = False
 
     def received(self, message: Received, peer: str) -> None:
-        """Handle a message from the address `peer`. A message that is not a request is dropped; any other gets an answer."""
+        """Handle a message from the address `peer`. A message that is not a request is dropped; any other gets a response."""
         try:
             request = frames.read_request(message.frames)
         except InvalidRequest as error:
@@ -459,7 +459,7 @@ class RequestHandler:
             publisher.publish(answer)
         except WeirError as error:
             self._refuse(request, exchange, error)
-        except Exception as error:  # a bug in the server; the client needs an answer all the same
+        except Exception as error:  # a bug in the server; the client needs a response all the same
             _logger().exception("request failed", frontend=FRONTEND, client=_client_name(request))
             self._refuse(request, exchange, ModelError(f"{type(error).__name__} in the server"))
         finally:
@@ -541,7 +541,7 @@ class RequestHandler:
             self._context.publisher.publish(answer)
 
     def _terminate(self, request: ZeroMqRequest, peer: str) -> None:
-        """Make the server drain and end, if the peer may do so. Only a subscriber gets an answer: bert-serving-terminate does not subscribe."""
+        """Make the server drain and end, if the peer may do so. Only a subscriber gets a response: bert-serving-terminate does not subscribe."""
         publisher = self._context.publisher
         try:
             self._context.control.require(peer, None)
@@ -731,7 +731,7 @@ class ZeroMqFrontend:
         self._handler.draining = True
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no more requests, and wait until all answers have been sent.
+        """Accept no more requests, and wait until all responses have been sent.
 
         Return False if that is not so after `drain_timeout` seconds (None: wait without limit).
         """
@@ -746,7 +746,7 @@ class ZeroMqFrontend:
 
     async def _something_ended(self) -> None:
         self._ended.clear()
-        with contextlib.suppress(TimeoutError):  # there is no event when the last byte of an answer has been sent
+        with contextlib.suppress(TimeoutError):  # there is no event when the last byte of a response has been sent
             async with asyncio.timeout(_DRAIN_INTERVAL):
                 await self._ended.wait()
 

@@ -1,6 +1,6 @@
 """The endpoints of Cohere, /v2/embed, /v2/rerank and their first versions below /v1, where Jina's /v1/rerank is, too.
 
-Fields that cannot change an answer here, such as `priority` and `max_tokens_per_doc`, are left unread.
+Fields that cannot change a response here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
 from collections.abc import Sequence

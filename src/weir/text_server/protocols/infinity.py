@@ -1,7 +1,7 @@
 """The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models; and those of vLLM: POST /score, /tokenize and /detokenize, and GET
 /version.
 
-infinity's /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
+infinity's /embeddings takes what OpenAI's takes, and its responses have `id` and `created` besides.
 TEI has a /rerank and a /tokenize, too: tei.py answers those paths, and has the protocols here read and write bodies with `documents` or `prompt`.
 """
 
@@ -79,7 +79,7 @@ class Relevance(TypedDict):
 
 
 class InfinityAnswer(TypedDict):
-    """What every answer has."""
+    """What every response has."""
 
     model: str
     usage: TokenUsage
@@ -175,7 +175,7 @@ class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
 
 
 class EmbeddingsProtocol(OpenAIProtocol):
-    """POST /embeddings: OpenAI's, with the answers of infinity."""
+    """POST /embeddings: OpenAI's, with the responses of infinity."""
 
     paths = ("/embeddings",)
 

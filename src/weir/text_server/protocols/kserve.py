@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
 SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
-# The tensors of an answer in addition to the first two, which are only answered where a request names them, by the output that they are of.
+# The tensors of a response in addition to the first two, which are only answered where a request names them, by the output that they are of.
 _FURTHER = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
 
 _TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
@@ -60,7 +60,7 @@ _NO_TOKEN = -1  # the padding of a row of token ids
 def outputs(
     dimensions: int, *, of_tokens: bool, size_of_tokens: int = 0, further: Sequence[TextOutput] = ()
 ) -> tuple[Tensor, ...]:
-    """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, whether each text was cut, and those of the outputs
+    """Return the tensors of a response: the vectors, for each text or with `of_tokens` for each token, whether each text was cut, and those of the outputs
     `further`, where the vector of a token has `size_of_tokens` numbers."""
     shape = (-1, -1, dimensions) if of_tokens else (-1, dimensions)
     more = {
@@ -102,7 +102,7 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
 
 
 def arrays_of(encoded: Encoded) -> dict[str, Any]:
-    """Return the arrays of the answer by the names of the tensors."""
+    """Return the arrays of the response by the names of the tensors."""
     arrays = {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
     if terms := encoded.further.get(TextOutput.SPARSE):
         arrays[SPARSE_INDICES] = _filled([each[:, 0].astype(numpy.int64) for each in terms], -1)
@@ -294,7 +294,7 @@ class TextInference:
         return INPUTS
 
     def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
-        """Return the tensors of an answer."""
+        """Return the tensors of a response."""
         return self._outputs
 
     async def infer(self, call: "Exchange", request: InferenceRequest) -> InferenceResponse:
@@ -369,7 +369,7 @@ class ItemGroups:
     """The items of one request. Items with equal options are encoded together.
 
     Attributes:
-        dispatch: the batch of the first answer and the time at which its text entered the queue, see Encoded.
+        dispatch: the batch of the first response and the time at which its text entered the queue, see Encoded.
         foreign: how many items were sent as token ids that seem to be those of another model.
     """
 
@@ -388,7 +388,7 @@ class ItemGroups:
             if isinstance(item, Item):
                 alike.setdefault(item.options, []).append(place)
         waiting = iter(alike.items())
-        # The first group has the trace of the request, which the answer names; the spans of the others are siblings.
+        # The first group has the trace of the request, which the response names; the spans of the others are siblings.
         traces = chain([trace], repeat(child_of(trace)))
         began = asyncio.get_running_loop().time()
 

@@ -1,6 +1,6 @@
 """OpenAI's endpoints: POST /v1/embeddings, GET /v1/models. Jina's fields are read, too. infinity.py has the same without /v1.
 
-A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the texts that were cut in `truncated`, and their number
+A text that is longer than the model reads is cut, unless the settings refuse it. The response names the texts that were cut in `truncated`, and their number
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 

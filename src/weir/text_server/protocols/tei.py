@@ -2,7 +2,7 @@
 
 Its /health is Weir's own.
 
-A request names no model there: the first model of the server that can do what the endpoint is for answers. A field `model` chooses another.
+A request names no model there: the first model of the server that can do what the endpoint is for responses. A field `model` chooses another.
 """
 
 import asyncio
@@ -161,7 +161,7 @@ class VertexBody(Struct):
 
 
 class VertexAnswer(TypedDict):
-    """The answers, in the order of the requests."""
+    """The responses, in the order of the requests."""
 
     predictions: list[Any]
 
@@ -192,7 +192,7 @@ class TeiToken(TypedDict):
 
 
 class Shown(NamedTuple):
-    """How the answer of a request is written: raw scores, one input or several, vectors of length 1, the best labels alone."""
+    """How the response of a request is written: raw scores, one input or several, vectors of length 1, the best labels alone."""
 
     raw: bool = False
     single: bool = False
@@ -420,7 +420,7 @@ class Tei(TextApi):
         return json_response(model_info(self.context.encoder(), self.context), [NO_STORE])
 
     async def vertex(self, call: AsgiCall) -> HttpResponse | None:
-        """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
+        """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the response to all. None if the caller has left."""
         instances = (await call.read(VertexBody)).instances
         self.context.check_count(len(instances) or 1, "instances")
         try:
@@ -432,7 +432,7 @@ class Tei(TextApi):
         return HttpResponse(200, [JSON_HEADER], body) if wrong is None else wrong
 
     async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
-        """Return the answer to each of `instances`. Raises Cancelled if one has none."""
+        """Return the response to each of `instances`. Raises Cancelled if one has none."""
         endpoints = {path: each for each in self.texts for path in each.protocol.paths}
         headers = [(name, value) for name, value in call.headers if name not in _OF_WHOLE_BODY]
         waiting = iter(enumerate(instances))
@@ -441,7 +441,7 @@ class Tei(TextApi):
         async def answer_next() -> None:
             for place, instance in waiting:
                 path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
-                # In HTTP 1.0 no answer is sent in parts.
+                # In HTTP 1.0 no response is sent in parts.
                 part = call._replace(headers=headers, body=encode_safely(instance), receive=_never, version="1.0")
                 answer = await endpoints[path](part)
                 if answer is None:

@@ -1,6 +1,6 @@
 """The gRPC services of text-embeddings-inference: Info, Embed, Predict, Rerank and Tokenize.
 
-A call names no model: the first model of the server that can do what the method is for answers. Each request of a stream is answered in its order, as
+A call names no model: the first model of the server that can do what the method is for responses. Each request of a stream is answered in its order, as
 soon as those before it are; requests of a stream are computed together.
 """
 
@@ -169,7 +169,7 @@ class TeiCalls:
         return await self._ranked(request, list(request.texts), call)
 
     async def rerank_stream(self, requests: Sequence[Any], call: IncomingCall) -> Any:
-        """Rank the texts of a stream of requests; the first one states the query and how to answer."""
+        """Rank the texts of a stream of requests; the first one states the query and how to response."""
         if not requests:
             raise InvalidRequest("the stream has no request, must have one or more")
         return await self._ranked(requests[0], [request.text for request in requests], call)

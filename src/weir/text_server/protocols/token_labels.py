@@ -55,7 +55,7 @@ class Entity(TypedDict):
 
 
 class TokenLabelForm(NamedTuple):
-    """How the answer is written: tokens joined, which labels are left out, and for one text or several."""
+    """How the response is written: tokens joined, which labels are left out, and for one text or several."""
 
     joined: bool
     ignored: frozenset[str]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
 
 RECEIVE_BYTES = 256 << 10
-LEFT = (ConnectionError, TimeoutError)  # the server left without reading the last answer, or its machine did
+LEFT = (ConnectionError, TimeoutError)  # the server left without reading the last response, or its machine did
 F = TypeVar("F")
 Parsed = TypeVar("Parsed", covariant=True)
 
@@ -253,7 +253,7 @@ class ChildChannel:
                 own_values(frame)
                 self._frames.append(frame)
             elif isinstance(frame, Cancel):
-                # A cancellation that comes after the answer changes nothing.
+                # A cancellation that comes after the response changes nothing.
                 self._cancelled.get(frame.batch_id, set()).update(frame.indices)
             elif isinstance(frame, Free) and self._places is not None:
                 for ref in frame.refs:

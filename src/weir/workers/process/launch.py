@@ -148,7 +148,7 @@ class TemplateRequest(NamedTuple):
 
 
 class Template:
-    """Forks workers, once `start` has returned True. It gets one request at a time, and nothing here waits for the answer: the process may
+    """Forks workers, once `start` has returned True. It gets one request at a time, and nothing here waits for the response: the process may
     hang. `module` is what it runs; see `command`."""
 
     def __init__(self, module: str = ENTRY) -> None:

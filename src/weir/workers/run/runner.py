@@ -387,7 +387,7 @@ class HostedRunner:
 
 
 class Ends(NamedTuple):
-    """The end of entries: an error each, or (None) an end without a further answer."""
+    """The end of entries: an error each, or (None) an end without a further response."""
 
     entries: list[int]
     error: WeirError | None

@@ -109,7 +109,7 @@ Fatal = tuple[type[BaseException], ...]
 
 class PreparedBatch(NamedTuple):
     """A batch that has been decoded, validated and preprocessed. `column` is what `predict` takes, `heads` what the Writer must know of each
-    entry besides its answer, `seconds` how long it took, and `share` that of its Batch."""
+    entry besides its response, `seconds` how long it took, and `share` that of its Batch."""
 
     batch_id: int
     accepts: str | list[str]
@@ -234,7 +234,7 @@ def filling(
     sizes: Sizes, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], list[Any]]
 ) -> tuple[Callable[[list[Any]], Any], Callable[[Any, list[Any]], list[Any]]]:
     """Return `call` and `judge` (see TogetherStep) such that lists of items are filled up to an allowed size with copies of the last item, and
-    the answers to those are dropped."""
+    the responses to those are dropped."""
 
     def filled(items: list[Any]) -> list[Any]:
         return items + items[-1:] * (sizes.filled(len(items)) - len(items))
@@ -290,7 +290,7 @@ class Prediction:
         return each(self._preprocess, items, fault_of("preprocess"), fatal=self._fatal)
 
     def predict(self, preprocessed: ValuesOrErrors, restarted: Callable[[], None] | None) -> ValuesOrErrors:
-        """Return the model's answers. `restarted` is called each time before `predict` is called again."""
+        """Return the model's responses. `restarted` is called each time before `predict` is called again."""
         return self._predict.run(preprocessed, restarted)
 
     def postprocess(self, answers: ValuesOrErrors, preprocessed: ValuesOrErrors) -> ValuesOrErrors:
@@ -309,7 +309,7 @@ def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
 
 
 def answers_of(returned: Any, count: int, name: str) -> list[Any]:
-    """Return the answers in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of so many.
+    """Return the responses in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of so many.
 
     Raises ModelError for anything else. Other types that have as many elements are refused too: a mapping, a table, a text or a named tuple
     is one object about the whole batch, and its parts would go to the wrong callers.
@@ -406,7 +406,7 @@ class Reader:
         return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
     def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
-        """Return what the Writer must know of each item besides its answer; None if that is nothing."""
+        """Return what the Writer must know of each item besides its response; None if that is nothing."""
         if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
             return None
         from weir.workers.run import tensors
@@ -479,9 +479,9 @@ Write = Callable[..., bytes]
 
 
 class AnswerWriter:
-    """Writes the answers of the models `kind`, by the declared types: JSON, msgpack, bytes and Python values.
+    """Writes the responses of the models `kind`, by the declared types: JSON, msgpack, bytes and Python values.
 
-    It is the one writer of answers: workers use it, and the server for answers that a hook has changed. `label` is the name of the service,
+    It is the one writer of responses: workers use it, and the server for responses that a hook has changed. `label` is the name of the service,
     and after a slash its version, if it has one.
     """
 
@@ -497,7 +497,7 @@ class AnswerWriter:
     def write(
         self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
     ) -> ValuesOrErrors:
-        """Return the outputs, with a ModelError in the place of an answer that `Output` refuses or that cannot be written, and an
+        """Return the outputs, with a ModelError in the place of a response that `Output` refuses or that cannot be written, and an
         UnsupportedMediaType for a type that the model does not write. `heads` is what Reader.heads returned."""
         if self._schema is not None:
             answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
@@ -532,7 +532,7 @@ class AnswerWriter:
                     _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
 
     def _writes_of(self, kind: type[Model], label: str) -> dict[str, Write]:
-        """Return how an answer is written in each content type."""
+        """Return how a response is written in each content type."""
         if is_tensor_model(kind):
             from weir.workers.run import tensors
 
@@ -553,7 +553,7 @@ class AnswerWriter:
 
 
 class Writer(AnswerWriter):
-    """Writes the answers of one model instance, also in the content types that it writes itself (`encode`)."""
+    """Writes the responses of one model instance, also in the content types that it writes itself (`encode`)."""
 
     def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
         super().__init__(type(model), fatal, label)

@@ -2,7 +2,7 @@
 
 Arrays in shared memory are read and written without copying where that is possible (`adjoined`, `lease`, `allocator`).
 
-Undecoded JSON bodies of the Open Inference Protocol are read here too, and answers written as such. Most requests have the model's inputs in their declared
+Undecoded JSON bodies of the Open Inference Protocol are read here too, and responses written as such. Most requests have the model's inputs in their declared
 order, and flat data. For these msgspec checks names, datatypes and every element while it decodes. All others are read by a slower function, which also says
 what is wrong.
 """
@@ -418,7 +418,7 @@ def _pad_value(model: type[Model], tensor: Tensor) -> Any:
 
 
 class Splitter:
-    """Divides the answers of one model."""
+    """Divides the responses of one model."""
 
     def __init__(self, model: type[Model]) -> None:
         inputs = {tensor.name: tensor for tensor in model.inputs}
@@ -428,7 +428,7 @@ class Splitter:
         self._returned = [self._as_returned(tensor) for tensor in model.outputs]
 
     def __call__(self, returned: Any, entries: Sequence[Any]) -> list[Arrays]:
-        """Return the answer to each of `entries`: views of what `predict` returned, in the order declared.
+        """Return the response to each of `entries`: views of what `predict` returned, in the order declared.
 
         Raises ModelError, naming the tensor, for anything but the tensors declared, with as many rows as the batch had.
         """
@@ -590,12 +590,12 @@ def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
 
 
 def heads_of(items: list[Any]) -> list[Any]:
-    """Return what the writer for KSERVE must know of each entry besides its answer."""
+    """Return what the writer for KSERVE must know of each entry besides its response."""
     return list(map(head_of, items))
 
 
 def part_of(model: Model) -> Callable[[Any], Any]:
-    """Return the function that checks one answer of a streaming model against the declared tensors. It raises ModelError."""
+    """Return the function that checks one response of a streaming model against the declared tensors. It raises ModelError."""
     return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
 
 

@@ -654,7 +654,7 @@ class Connection(ResponseWriter):
 
     def _fail(self, request: "HotRequest", plan: "RoutePlan", error: Exception) -> None:
         if not isinstance(error, WeirError):
-            # A bug in Weir, or in a user's policy or executor: the client must get an answer, and the connection must live on.
+            # A bug in Weir, or in a user's policy or executor: the client must get a response, and the connection must live on.
             head = plan.head_bytes.partition(b"\r\n")[0].decode("latin-1")
             _log.error("a request cannot be taken: %s", head, exc_info=error)
         discard(request.payload)

@@ -139,8 +139,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._count()
 
     def schedule_ping(self) -> None:
-        """uvicorn: the next ping is due after an interval. uvicorn subtracts how late the last answer came: once one had been later than an
-        interval, pings would follow each other without a pause, and no answer would be in time for the one that counts.
+        """uvicorn: the next ping is due after an interval. uvicorn subtracts how late the last response came: once one had been later than an
+        interval, pings would follow each other without a pause, and no response would be in time for the one that counts.
         """
         assert self.ping_interval is not None
         self.ping_timer = self.loop.call_later(self.ping_interval, self.send_keepalive_ping)
