@@ -34,7 +34,7 @@ ENV WEIR_ZMQ_PORT=5555
 ENTRYPOINT ["weir", "embed", "serve"]
 CMD ["--help"]
 
-# For KubeRay, which starts Ray in it: docker build --target ray -t weir-ray .
+# For clusters of Ray, such as those of KubeRay: docker build --target ray -t weir-ray .
 FROM rayproject/ray:${RAY}-py311 AS ray
 ARG EXTRAS=""
 COPY --chown=ray pyproject.toml README.md LICENSE /tmp/weir/

@@ -101,7 +101,7 @@ test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)
 
 test-ray: .venvs/ray/.test
-	.venvs/ray/bin/python -m pytest -m ray -n2 tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
+	.venvs/ray/bin/python -m pytest -m ray -n2 tests/workers/ray $(ARGS)
 
 test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/text_server/clients tests/jobs/test_parquet.py $(ARGS)

@@ -321,7 +321,6 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 MANIFESTS = {
     "deploy/kubernetes.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --grpc-port 8001 --monitor",
     "deploy/kubernetes-hpa.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --autoscaler hpa",
-    "deploy/rayservice.yaml": "rayservice square:Square --image registry.example.com/square-ray:1 --replicas 2..10",
     "deploy/kserve.yaml": "kserve square:Square --image registry.example.com/square:1 --replicas 2..10 --monitor",
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Whether objects are what the platforms take.
 
 Kubernetes' own objects are checked by the schemas that Kubernetes publishes (package kubernetes-validate), KServe's by the models of its
-client. No client on PyPI that the tests could load knows the objects of KEDA, of the Prometheus Operator and of KubeRay, so their schemas stand
-here: the fields that we use, with the types and the rules of the published custom resource definitions (KEDA 2.16, operator 0.80, KubeRay
-1.4). They are closed: a field that is misspelt, or in the wrong place, is refused. The pods of a RayService are checked as pods.
+client. No client on PyPI that the tests could load knows the objects of KEDA and of the Prometheus Operator, so their schemas stand here: the fields that we use,
+with the types and the rules of the published custom resource definitions (KEDA 2.16, operator 0.80). They are closed: a field that is misspelt, or in the
+wrong place, is refused.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from tests.late import kserve, kubernetes, kubernetes_validate
-from tests.manifests.kit import Object, made_of
+from tests.manifests.kit import Object
 
 # Of Kubernetes: the oldest in which preStop may sleep without a feature gate, and the newest known here.
 VERSIONS = ("1.32", "1.37")
@@ -79,21 +79,7 @@ _SPECS = {
         )
     ),
 }  # fmt: skip
-_POD = _closed("spec", metadata={"type": "object"}, spec={"type": "object"})
-_SPECS["RayService"] = _closed(
-    "rayClusterConfig",
-    serveConfigV2=_TEXT,
-    rayClusterConfig=_closed(
-        "headGroupSpec",
-        rayVersion=_TEXT,
-        enableInTreeAutoscaling={"type": "boolean"},
-        headGroupSpec=_closed("template", rayStartParams=_TEXTS, template=_POD),
-        workerGroupSpecs=_list(
-            _closed("groupName template", groupName=_TEXT, replicas=_COUNT, minReplicas=_COUNT, maxReplicas=_COUNT, rayStartParams=_TEXTS, template=_POD)
-        ),
-    ),
-)  # fmt: skip
-_APIS = {"RayService": "ray.io/v1", "ScaledObject": "keda.sh/v1alpha1"}
+_APIS = {"ScaledObject": "keda.sh/v1alpha1"}
 
 
 def _schema(kind: str, spec: dict[str, Any]) -> Draft202012Validator:
@@ -110,10 +96,6 @@ _PRIMITIVES: dict[str, type | tuple[type, ...]] = {
 
 def check(each: Object) -> None:
     """Raise an error that says where `each` is not what its platform takes."""
-    if each["kind"] == "RayService":
-        cluster = each["spec"]["rayClusterConfig"]
-        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            check(made_of(group["template"]))
     if each["kind"] in SCHEMAS:
         SCHEMAS[each["kind"]].validate(each)
     elif "kserve.io" in each["apiVersion"]:

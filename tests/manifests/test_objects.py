@@ -74,7 +74,7 @@ def test_a_pod_requests_what_its_workers_need(
     targets = [] if "config" in flags or "model_repository" in flags else [TARGET]
     command = read_command(targets, texts, {}, str(tmp_path / "weir.toml"))
     manifest = read_manifest(command, {"image": ["own:1"], **{name: [text] for name, text in stated.items()}})
-    assert (manifest.cpu, manifest.memory(manifest.uses_ray)) == (cpu, memory)
+    assert (manifest.cpu, manifest.memory) == (cpu, memory)
 
 
 def test_an_image_must_be_named() -> None:

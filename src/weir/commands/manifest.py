@@ -18,7 +18,7 @@ from weir.commands.options import (
     text_of,
     with_signature,
 )
-from weir.manifests import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
+from weir.manifests import OF_KSERVE, OF_KUBERNETES, manifest_settings
 from weir.settings import declared_settings
 from weir.text_server.server_settings import TEXT_VARIABLES
 
@@ -59,17 +59,6 @@ def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
     return kserve(manifest)
 
 
-def _rayservice(manifest: "Manifest") -> list[dict[str, Any]]:
-    """Print a RayService for KubeRay: Ray Serve with Weir in each replica.
-
-    The settings become arguments of the application. Ray Serve sets ports and logging itself. With --replicas 2..10, Ray
-    Serve chooses the number of replicas, and Ray requests their pods from Kubernetes.
-    """
-    from weir.manifests.rayservice import rayservice
-
-    return rayservice(manifest)
-
-
 class _Kind(NamedTuple):
     """A kind of manifest: what makes the objects, the headings of its settings, the default port, and an example."""
 
@@ -85,7 +74,6 @@ _KINDS = {
     ),
     # The port is where KServe expects a model server.
     "kserve": _Kind(_kserve, OF_KSERVE, 8080, "square:Square --image registry/square:1 --max-batch-size 32"),
-    "rayservice": _Kind(_rayservice, OF_RAY, 8000, "square:Square --image registry/square-ray:1 --replicas 2..10"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes, KServe and KubeRay, filled from the settings of a server.
+"""Manifests for Kubernetes and KServe, filled from the settings of a server.
 
 Here is what a manifest is made from: the settings of `weir manifest` in addition to those of `weir serve`, and the command of the container that serves.
 The settings of the server are read as `weir serve` reads them, so a wrong one is refused with the same words. Each flag is handed on as it was
@@ -172,7 +172,6 @@ def _refuse(settings: Settings, catalog: Mapping[str, Declared], stated: Collect
         raise SettingsError(f"--grpc-port={http.port}: is the port of HTTP; they must differ")
 
 
-RAY = "2.60.0"  # the version in the image of the Dockerfile
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
 _REPLICAS = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5}))?")
 # A key, which may have a domain before a slash, and a value.
@@ -337,22 +336,6 @@ class InferenceServiceSettings(Checked):
     )
 
 
-@dataclass(frozen=True)
-class RaySettings(Checked):
-    """What only Ray Serve has."""
-
-    ray_version: str = setting(
-        RAY,
-        "version of Ray in the image",
-        rule=_matching(r"[0-9]+\.[0-9]+\.[0-9]+", f"must be a version, such as {RAY}"),
-    )
-    target_ongoing_requests: int | None = setting(
-        None,
-        "requests that each replica should have in flight, of a range of replicas (default: twice max_batch_size times workers)",
-        rule=AT_LEAST_ONE,
-    )
-
-
 # The settings of each kind of manifest, by heading.
 _OF_BOTH: Mapping[str, type[Any]] = {
     "Kubernetes": ObjectSettings,
@@ -361,8 +344,7 @@ _OF_BOTH: Mapping[str, type[Any]] = {
 }
 OF_KUBERNETES: Mapping[str, type[Any]] = {**_OF_BOTH, "Ingress": IngressSettings}
 OF_KSERVE: Mapping[str, type[Any]] = {**_OF_BOTH, "KServe": InferenceServiceSettings}
-OF_RAY: Mapping[str, type[Any]] = {"Kubernetes": ObjectSettings, "Ray": RaySettings}
-_ALL = {**OF_KUBERNETES, **OF_KSERVE, **OF_RAY}
+_ALL = {**OF_KUBERNETES, **OF_KSERVE}
 
 
 def manifest_settings(parts: Mapping[str, type[Any]] = _ALL) -> dict[str, Declared]:
@@ -375,7 +357,7 @@ class Manifest(NamedTuple):
 
     Attributes:
         command: what the containers run.
-        objects, scaling, monitoring, ingress, serving, ray: the settings of the objects themselves.
+        objects, scaling, monitoring, ingress, serving: the settings of the objects themselves.
     """
 
     command: ServeCommand
@@ -384,7 +366,6 @@ class Manifest(NamedTuple):
     monitoring: MonitoringSettings
     ingress: IngressSettings
     serving: InferenceServiceSettings
-    ray: RaySettings
 
     @property
     def name(self) -> str:
@@ -403,11 +384,12 @@ class Manifest(NamedTuple):
         fronts = self.command.fronts
         return self.objects.cpu or str(sum(map(_workers_here, self.command.of_models)) + (fronts if fronts > 1 else 0))
 
-    def memory(self, on_ray: bool) -> str:
-        """Return the memory that each pod requests; `on_ray`: Ray runs in it."""
+    @property
+    def memory(self) -> str:
+        """The memory that each pod requests. Ray needs some of its own."""
         room = self.command.settings.repository.model_memory
         models = parse_size(room) if room else sum(map(_memory, self.command.of_models))
-        mebibytes = -(-(models or 0) // _MIB) + (3584 if on_ray else 512)
+        mebibytes = -(-(models or 0) // _MIB) + (3584 if self.uses_ray else 512)
         return self.objects.memory or (f"{mebibytes}Mi" if mebibytes % 1024 else f"{mebibytes // 1024}Gi")
 
     @property

@@ -47,7 +47,7 @@ def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
         "args": args,
         **environment(manifest),
         "ports": ports,
-        "resources": resources(manifest, manifest.uses_ray),
+        "resources": _resources(manifest),
         **probes(manifest),
         # The `sleep` of the image: that of Kubernetes itself needs 1.30.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP)]}}},
@@ -101,9 +101,9 @@ def config_name(manifest: Manifest) -> str:
     return f"{manifest.name}-config"
 
 
-def resources(manifest: Manifest, on_ray: bool) -> dict[str, Any]:
-    """Return what a pod asks for; `on_ray`: Ray runs in it. There is no limit of CPUs: it would stop the server in the middle of a batch."""
-    objects, memory = manifest.objects, manifest.memory(on_ray)
+def _resources(manifest: Manifest) -> dict[str, Any]:
+    """Return what a pod asks for. There is no limit of CPUs: it would stop the server in the middle of a batch."""
+    objects, memory = manifest.objects, manifest.memory
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
     return {"requests": {"cpu": manifest.cpu, "memory": memory, **gpus}, "limits": {"memory": memory, **gpus}}
 
