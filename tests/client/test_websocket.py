@@ -1,12 +1,21 @@
 """Who gets which answer of a WebSocket, and how many are kept."""
 
+import asyncio
+import socket
 import ssl
+import struct
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from weir.client import ConnectionLost
+import numpy
+import pytest
+
+from weir.client import NEVER, AsyncWebSocketClient, ConnectionLost, Unreachable, WebSocketClient
 from weir.client.websocket import MAX_KEPT, AnswerRouter, Received, connect_options
 from weir.errors import Overloaded
 from weir.wire.websocket import ErrorMessage
+
+RESETS = 20
 
 
 def answered(box: SimpleQueue[Received]) -> list[Received]:
@@ -54,3 +63,25 @@ def test_certificates_are_verified_unless_tls_is_false() -> None:
     assert connect_options("https://a", False, {})["ssl"].verify_mode is ssl.CERT_NONE
     assert connect_options("https://a", own, {})["ssl"] is own
     assert "ssl" not in connect_options("http://a", False, {})
+
+
+async def test_a_connection_reset_during_the_handshake_was_not_made() -> None:
+    def reset() -> None:
+        for _ in range(RESETS):
+            connection, _ = listening.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        listening.settimeout(20.0)
+        resetting, url = pool.submit(reset), f"http://127.0.0.1:{listening.getsockname()[1]}"
+        inputs = {"x": numpy.zeros(1, "f4")}
+        with WebSocketClient(url, retry=NEVER) as blocking:
+            for _ in range(RESETS // 2):
+                with pytest.raises(Unreachable):
+                    await asyncio.to_thread(blocking.infer, "x", inputs)
+        async with AsyncWebSocketClient(url, retry=NEVER) as client:
+            for _ in range(RESETS // 2):
+                with pytest.raises(Unreachable):
+                    await client.infer("x", inputs)
+        resetting.result()

@@ -77,7 +77,7 @@ FAULTS = {
     "fewer-than-no-workers": Fault("weir.catalog.manager:WorkerEndpoints.resized", mistakes("max", "min")),
     "failure-never-forgotten": Fault("weir.catalog.manager:ModelStates.forget", value=gives()),
     "failed-read-remembered": Fault("weir.catalog.manager:FirstReads._outcome", skips("pop")),
-    "priority-lost-in-a-chain": Fault("weir.catalog.chains:ItemWalk._call", forgets("call.priority")),
+    "priority-lost-in-a-chain": Fault("weir.catalog.chains:ItemWalk._call", mistakes("asked.priority", "0")),
     "other-paths-go-on": Fault("weir.catalog.chains:ItemWalk._branch", skips("task.cancel")),
     "ten-before-two": Fault("weir.catalog.repository.folder:versions_in", mistakes("version_order", "str")),
     "loaded-while-written": Fault(

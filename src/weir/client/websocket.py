@@ -167,7 +167,7 @@ _CANCEL_WAIT = 0.25
 _SHORT = 4 << 10
 
 # The exceptions of a connection that cannot be made.
-_NOT_MADE = (OSError, InvalidHandshake, TimeoutError)
+_NOT_MADE = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError)
 
 
 class WebSocketClient(Client):
