@@ -25,7 +25,7 @@ from weir.text_models import Pooling
 from weir.text_models.texts import Tokens
 from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, TextShape, release_free_memory
-from weir.text_server.requests import EncodeRequest, TextRequest, max_pooled_places
+from weir.text_server.requests import EncodeRequest, OneText, TextPiece, max_pooled_places
 from weir.text_server.texts import Encodes, TextOptions, TextQuery
 from weir.text_server.tokenizing import INLINE_CHARACTERS, TokenizerThreads
 
@@ -570,9 +570,7 @@ async def test_a_request_leaves_no_garbage_and_nothing_holds_it(count: int, thre
             for client in ["", "one"] * 5:
                 assert len((await of(encoder, numbered(count), client=client, timeout=50.0)).counts) == count
             # The thread of the tokenizer may not have returned yet from its last work.
-            await until(
-                lambda: not [each for each in gc.get_objects() if isinstance(each, EncodeRequest | TextRequest)]
-            )
+            await until(lambda: not {EncodeRequest, TextPiece, OneText} & set(map(type, gc.get_objects())))
             gc.collect()
             assert [type(each).__name__ for each in gc.garbage] == []
         finally:
