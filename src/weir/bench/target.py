@@ -207,7 +207,7 @@ class Target:
 
     def send(self, index: int) -> None:
         """Send the request `index` of the round."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of target sends in its own way
 
     def give_up(self) -> None:
         """End requests that have timed out. Called some twenty times a second. By default, every request ends by itself."""
@@ -265,7 +265,7 @@ class CallTarget(Target):
         self._under_way: dict[int, tuple[float, asyncio.Task[None]]] = {}  # since when, the oldest first
 
     async def _call(self, index: int) -> str:
-        raise NotImplementedError
+        raise NotImplementedError  # HTTP, and the clients of gRPC and WebSocket, each call in their own way
 
     def send(self, index: int) -> None:
         """See Target."""
