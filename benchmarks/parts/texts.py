@@ -45,9 +45,10 @@ from weir.text_models.model import TextEncoder
 from weir.text_models.packing import written_numbers
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS
 from weir.text_server.encoder import Encoder, TextShape
-from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.http import HttpExchange, HttpWork
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.openai import OPENAI
+from weir.text_server.protocols.openai import embeddings
 from weir.text_server.texts import Encoded, TextFacts, TextQuery, TextTask
 from weir.text_server.tokenizing import TokenizerThreads
 
@@ -436,8 +437,11 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
             service, TokenizerThreads(tokenizer), TextShape(384, checkpoint.max_length), name=MODEL, facts=TextFacts(tasks=(TextTask.EMBED,))
         )  # fmt: skip
         context = EmbeddingContext({MODEL: encoder}, HttpSettings(), 1024, TextCounts())
-        exchange = TextExchange(context, "bench")
-        OPENAI.read(exchange, [], bodies[0])
+
+        def read(number: int) -> HttpWork:
+            return embeddings.work(HttpExchange(context, embeddings), [], bodies[number])
+
+        work = read(0)
         asking = Clients(encoder, texts)
         through = []
         for _ in range(TRIES):
@@ -445,9 +449,9 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
             executor.batches.clear()
         found = Encoded(np.empty((1, 0), np.float32), [9], [False], written=written)
         least = {
-            "parse": _best(lambda number: OPENAI.read(TextExchange(context, "bench"), [], bodies[number]), len(bodies)),
+            "parse": _best(read, len(bodies)),
             "tokenise": _best(lambda number: at_once([texts[number]]), len(texts)),
-            "format": _best(lambda number: OPENAI.write(exchange, found), len(texts)),
+            "format": _best(lambda number: work.write(found), len(texts)),
         }
         encoder.close()
     return {**least, "queue": min(through) - least["tokenise"], LOOP: 1e6 * loop_seconds()}

@@ -72,7 +72,7 @@ FAULTS = {
         "weir.text_server.bert_as_service.zeromq:Publisher.made", skips("_wake_waiting")
     ),
     "blank-half-of-a-pair": Fault("weir.text_server.bert_as_service.frames:_split_pair", skips("strip", "True")),
-    "version-of-the-other-api": Fault("weir.text_server.protocols.cohere:CohereProtocol._meta", mistakes("self._version", "'2'")),
+    "version-of-the-other-api": Fault("weir.text_server.protocols.cohere:_meta", mistakes("version", "'2'")),
     # catalog
     "fewer-than-no-workers": Fault("weir.catalog.manager:WorkerEndpoints.resized", mistakes("max", "min")),
     "failure-never-forgotten": Fault("weir.catalog.manager:ModelStates.forget", value=gives()),

@@ -23,14 +23,11 @@ from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
 from weir.protocols import HttpSettings
 from weir.protocols.response import weighted
-from weir.text_server.bert_as_service.http import read_document, read_fields
-from weir.text_server.exchange import EmbeddingContext, TextExchange
-from weir.text_server.http import TextProtocol
+from weir.text_server.bert_as_service.http import encode, read_document
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.http import HttpExchange, TextEndpoint
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.cohere import Cohere
-from weir.text_server.protocols.infinity import Infinity
-from weir.text_server.protocols.openai import OPENAI
-from weir.text_server.protocols.tei import Tei
+from weir.text_server.protocols import text_apis
 from weir.text_server.texts import TextFacts, TextTask
 from weir.wire import kserve_grpc, kserve_json, tensors, values, websocket
 from weir.wire.kserve_json import read_generate
@@ -45,13 +42,15 @@ ALL = TextFacts(tasks=tuple(TextTask))
 SITE = EmbeddingContext({"hashing": HashingEncoder(facts=ALL)}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
-asked = partial(TextExchange, SITE, "http")
-
-OTHERS = [each.protocol for part in (Tei(SITE), Cohere(SITE), Infinity(SITE)) for each in part.texts]
+ENDPOINTS = [each.endpoint for api in text_apis(SITE) for each in api.texts]
 
 
-def _read(protocol: TextProtocol, body: bytes) -> None:
-    protocol.read(asked(), [], body)
+def _read(endpoint: TextEndpoint, body: bytes) -> None:
+    endpoint.work(HttpExchange(SITE, endpoint), [], body)
+
+
+def _read_encode(body: bytes, content_type: str) -> None:
+    encode.work_of(HttpExchange(SITE, encode), read_document(body, content_type, SITE))
 
 
 PARSERS: dict[str, dict[str, Parse]] = {
@@ -62,15 +61,14 @@ PARSERS: dict[str, dict[str, Parse]] = {
         "websocket": lambda body: websocket.read_request(body.decode("latin-1")),
         "id": lambda body: websocket.id_of(body.decode("latin-1")),
         "generate": lambda body: read_generate(body, DECLARED, "m"),
-        "encode": lambda body: read_fields(read_document(body, JSON, SITE), asked()),
+        "encode": partial(_read_encode, content_type=JSON),
         "form": lambda body: read_document(body, FORM, SITE),
-        "openai": lambda body: OPENAI.read(asked(), [], body),
-        **{each.paths[0]: partial(_read, each) for each in OTHERS},
+        **{each.path: partial(_read, each) for each in ENDPOINTS},
     },
     "msgpack": {
         "native": lambda body: tensors.to_arrays(values.decode(body, MSGPACK), DECLARED),
         "split": lambda body: values.split(body, MSGPACK, 1024),
-        "encode": lambda body: read_fields(read_document(body, MSGPACK, SITE), asked()),
+        "encode": partial(_read_encode, content_type=MSGPACK),
     },
     "grpc": {"infer": lambda body: kserve_grpc.read_request(kserve_grpc.parse_request(body))},
     "head": {"head": lambda body: HeadReader().read(body), "accept": lambda body: weighted(body.decode("latin-1"))},

@@ -44,7 +44,7 @@ def _another_id(make: Callable[..., Any]) -> Callable[..., Any]:
 def _other_form(end: Callable[..., None]) -> Callable[..., None]:
     def ended(request: Any, error: Exception) -> None:
         apis = import_module("weir.text_server.fronts").text_apis(request._texts.context)
-        request._texts = apis[0].texts[0]
+        request._exchange.errors = apis[0].texts[0].endpoint.errors
         end(request, error)
 
     return ended

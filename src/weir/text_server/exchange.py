@@ -1,18 +1,20 @@
-"""One request for the vectors of texts, between its protocol and its channel.
+"""One request for texts, between its protocol and its channel.
 
-A *protocol* is pure: it reads a body into texts and TextOptions, and writes vectors or an error. A *channel* moves bytes and waits: an ASGI call, a
-connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange joins the two: it passes the texts to the
-model's encoder, and counts the request and its response.
+A *protocol* is pure: it reads a body into a TextWork, which holds the texts, the options and the function that writes the response. A *channel* moves bytes
+and waits: an ASGI call, a connection of the fast path, a gRPC call, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange joins
+the two: it passes the work to the model's encoder, and counts the request and its response.
 
 Also what every protocol with scores shares: probabilities of labels, and the ranking of documents.
 """
 
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import numpy
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, WeirError, brief, unknown_model
@@ -32,6 +34,7 @@ _MOST_TOKENS = 1 << 31  # token ids are below this
 NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a model that its user did not name
 
 
+@dataclass(eq=False)
 class EmbeddingContext:
     """What all requests for vectors share.
 
@@ -42,23 +45,16 @@ class EmbeddingContext:
         counts: counts calls for metrics.
         clients: counts requests by client.
         aliases: the models' own names, by their further ones.
+        since: when the server began, in seconds since 1970, for lists of models.
     """
 
-    def __init__(
-        self,
-        encoders: Mapping[str, Encodes],
-        http: HttpSettings,
-        max_texts: int,
-        counts: TextCounts,
-        clients: TextClients | None = None,
-        aliases: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.aliases = aliases
-        self.encoders = encoders
-        self.http = http
-        self.max_texts = max_texts
-        self.counts = counts
-        self.clients = clients or TextClients()
+    encoders: Mapping[str, Encodes]
+    http: HttpSettings
+    max_texts: int
+    counts: TextCounts
+    clients: TextClients = field(default_factory=TextClients)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    since: int = field(default_factory=lambda: int(time.time()))
 
     def encoder(self, name: str = "", task: TextTask | None = None) -> Encodes:
         """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it.
@@ -115,16 +111,14 @@ def options_of(
     return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, outputs=wanted)
 
 
-def cut_to(exchange: "TextExchange", count: int | None) -> None:
-    """Set to how many tokens the texts of `exchange` are cut: `count`, with -1 as many as the model reads; None changes nothing. Raises InvalidRequest."""
-    most = exchange.chosen.max_length
+def cut_to(options: TextOptions, count: int | None, encoder: Encodes) -> TextOptions:
+    """Return `options` that cut each text to `count` tokens; -1 cuts it to as many as the model reads, None to no number. Raises InvalidRequest."""
     if count == -1:
-        exchange.options = exchange.options._replace(truncate=True)
-    elif count is not None and not 1 <= count <= most:
-        rule = f"must be -1, or 1 to {most}, as many as the model reads"
+        return options._replace(truncate=True)
+    if count is not None and not 1 <= count <= encoder.max_length:
+        rule = f"must be -1, or 1 to {encoder.max_length}, as many as the model reads"
         raise InvalidRequest(rule).of("truncate_prompt_tokens", str(count))
-    else:
-        exchange.options = exchange.options._replace(max_tokens=count)
+    return options._replace(max_tokens=count)
 
 
 def cuts_left(direction: str | None) -> bool:
@@ -152,100 +146,99 @@ def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None
     return () if wanted == known[:1] else wanted
 
 
+R = TypeVar("R")
+Q = TypeVar("Q")
+
+
+class TextWork(NamedTuple, Generic[R]):
+    """What a request asks for, as its protocol has read it.
+
+    Attributes:
+        encoder: the requested model.
+        texts: the texts, which are counted.
+        write: returns the response with what was computed. Raises Unsupported if the protocol has no form for it.
+        options: what the body states about the texts.
+        as_json: whether `write` uses the vector of the only text as JSON and nothing else, so that its worker may write it.
+        compute: computes, within a timeout in seconds, what is not vectors of `texts` alone; None for vectors.
+    """
+
+    encoder: Encodes
+    texts: Sequence[Text]
+    write: Callable[[Encoded], R]
+    options: TextOptions = NO_OPTIONS
+    as_json: bool = False
+    compute: Callable[[float | None], Coroutine[Any, Any, Encoded]] | None = None
+
+    def written(self, write: Callable[[Encoded], Q]) -> "TextWork[Q]":
+        """Return the same work with `write` in place of its own."""
+        return TextWork(self.encoder, self.texts, write, self.options, self.as_json, self.compute)
+
+
+@dataclass(eq=False, slots=True)
 class TextExchange:
-    """One request for vectors.
+    """One request for texts, and how it is counted.
 
     Attributes:
         context: what all requests share.
         frontend: the name of the endpoint or frontend, for metrics.
-        texts, options, encoder: set by the protocol from the body.
-        identity: the caller's id of the request, which the protocol repeats in the response.
-        form: the form in which the protocol writes the vectors.
-        as_json: whether the protocol writes the vector of the only text as JSON and nothing else, so that its worker may write it.
+        model: the name of the requested model; "" until it is known.
         client: requests of one client share one fair share of the queue; with "" the request has its own.
-        client_name: the client that is counted: `client`, or else the caller's address.
+        peer: where the request came from, under which it is counted if `client` is "".
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
         trace: the request's Origin, or the Trace that the channel has begun.
-        work: computes what the request asks for within a `timeout`, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
     """
 
-    __slots__ = (
-        "as_json", "client", "client_name", "context", "frontend", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
-        "trace", "with_vectors", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self, context: EmbeddingContext, frontend: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
-        priority: int = 0, timeout: float | None = None, trace: Trace | Origin = None,
-    ) -> None:  # fmt: skip
-        self.context = context
-        self.frontend = frontend
-        self.encoder = encoder
-        self.client = client
-        self.client_name = client or client_name
-        self.priority = priority
-        self.timeout = timeout
-        self.trace = trace
-        self.texts: Sequence[Text] = ()
-        self.options = NO_OPTIONS
-        self.identity: Any = None
-        self.form: Any = None
-        self.as_json = False
-        self.work: Callable[..., Coroutine[Any, Any, Any]] | None = None
-        self.found: Any = None
-        self.with_vectors = False
+    context: EmbeddingContext
+    frontend: str
+    model: str = ""
+    client: str = ""
+    peer: str | None = None
+    priority: int = 0
+    timeout: float | None = None
+    trace: Trace | Origin = None
 
     @property
-    def chosen(self) -> Encodes:
-        """The requested model, which the protocol has set."""
-        assert self.encoder is not None
-        return self.encoder
+    def client_name(self) -> str:
+        """The client that is counted."""
+        return self.client or self.peer or "local"
 
-    @property
-    def model(self) -> str:
-        """The name of the requested model; "" until it is known."""
-        return "" if self.encoder is None else self.encoder.name
+    def choose(self, name: str | None, task: TextTask | None = None) -> Encodes:
+        """Return the requested model, and count the request as one for it; see `EmbeddingContext.encoder`."""
+        encoder = self.context.encoder(name or "", task)
+        self.model = encoder.name
+        return encoder
 
-    @property
-    def listed_model(self) -> str:
-        """The name of the requested model as lists and responses have it; "" until it is known."""
-        return "" if self.encoder is None else listed_name(self.encoder)
-
-    async def vectors(self) -> Encoded:
-        """Count the request, and return the vectors of its texts; none if it has `work` of another kind. Raises what computes raises."""
-        count = len(self.texts)
-        self.received(count)
-        if self.work is not None:
-            self.found = await self.work(timeout=self.timeout)
-        if self.work is not None and not self.with_vectors:
-            return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
-        encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
-        if encoded.foreign:
-            self.warn_of_ids(encoded.foreign)
-        return encoded
-
-    def encode(
+    def query(
         self,
-        texts: Sequence[Text],
         options: TextOptions,
         timeout: float | None = None,
         trace: Trace | Origin = None,
         *,
         each: bool = False,
-    ) -> Coroutine[Any, Any, Encoded]:
-        """Return a coroutine that encodes `texts` without counting them; see TextQuery for `each`, and Encodes.encode for the errors."""
-        query = TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each)
-        return self.chosen.encode(texts, query)
+        as_json: bool = False,
+    ) -> TextQuery:
+        """Return what an encoder is asked for in this request; see TextQuery."""
+        return TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each, as_json)
 
-    def begin_one(self, done: Callable[[Encoded | WeirError], None]) -> Callable[[], object] | None:
-        """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `vectors`."""
-        if len(self.texts) != 1 or self.work is not None or self.encoder is None:
+    async def run(self, work: TextWork[Any]) -> Encoded:
+        """Count the request, and return what `work` asks for. Raises what Encodes raises."""
+        self.received(len(work.texts))
+        if work.compute is not None:
+            return await work.compute(self.timeout)
+        encoded = await work.encoder.encode(work.texts, self.query(work.options, self.timeout, self.trace))
+        if encoded.foreign:
+            self.warn_of_ids(encoded.foreign)
+        return encoded
+
+    def begin_one(
+        self, work: TextWork[Any], done: Callable[[Encoded | WeirError], None]
+    ) -> Callable[[], object] | None:
+        """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `run`."""
+        if len(work.texts) != 1 or work.compute is not None:
             return None
-        query = TextQuery(
-            self.frontend, self.options, self.client, self.priority, self.timeout, None, False, self.as_json
-        )
-        withdraw = self.encoder.encode_one(self.texts[0], query, done)
+        query = self.query(work.options, self.timeout, as_json=work.as_json)
+        withdraw = work.encoder.encode_one(work.texts[0], query, done)
         if withdraw is not None:
             self.received(1)
         return withdraw
@@ -271,6 +264,26 @@ class TextExchange:
     def refused(self, status: int) -> None:
         """Count the response: an error with this HTTP status."""
         self.context.counts.refused(self.model, self.frontend, status)
+
+
+async def tokens_of(
+    encoder: Encodes, texts: Sequence[str], timeout: float | None = None, *, special: bool, prompt: str = ""
+) -> Encoded:
+    """Return the tokens of each text, without vectors; see Encodes.tokenize."""
+    details = await encoder.tokenize(texts, special=special, prompt=prompt, timeout=timeout)
+    return _without_vectors(len(texts))._replace(details=details)
+
+
+async def texts_of(
+    encoder: Encodes, ids: Sequence[Sequence[int]], timeout: float | None = None, *, skip_special: bool
+) -> Encoded:
+    """Return the text of each list of token ids, without vectors; see Encodes.decode."""
+    decoded = await encoder.decode(ids, skip_special=skip_special, timeout=timeout)
+    return _without_vectors(len(ids))._replace(decoded=decoded)
+
+
+def _without_vectors(count: int) -> Encoded:
+    return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
 
 
 # What protocols read.
@@ -416,52 +429,51 @@ def mark_headers(truncated: int, foreign: int) -> list[tuple[bytes, bytes]]:
     return [(name, b"%d" % count) for name, count in ((TRUNCATED, truncated), (FOREIGN, foreign)) if count]
 
 
-class Ranked(NamedTuple):
-    """A document at its place in a ranking: its place in the request, and its score."""
+class Ranked(Struct, omit_defaults=True):
+    """A document at its place in a ranking: its index in the request, its score, and its text if the request asks for it."""
 
-    place: int
+    index: int
     score: float
+    text: str | None = None
 
 
 class RankingForm(NamedTuple):
-    """How a ranking is written: the best `top_n`, with the texts of `documents`, with the model's own numbers."""
+    """How a ranking is written: the best `top_n`, with the documents' texts, with the model's own numbers."""
 
     top_n: int | None = None
-    documents: list[str] | None = None
+    with_texts: bool = False
     raw: bool = False
 
 
-class Label(NamedTuple):
+class Label(Struct):
     """A label with its score."""
 
     label: str
     score: float
 
 
-def read_pairs(
-    exchange: TextExchange,
-    query: Any,
-    documents: Any,
-    field: str,
-    model: str | None,
-    truncate: bool | None = None,
-    *,
-    left: bool = False,
-) -> list[str]:
-    """Read the pairs of `query` with each of `documents` into `exchange`; return the documents. A document is a text, or an object with `text`; it may be empty.
+def read_ranking(
+    exchange: TextExchange, query: Any, documents: Any, field: str, model: str | None, form: RankingForm
+) -> TextWork[list[Ranked]]:
+    """Return the work of ranking `documents`, the list `field`, by `query`, which writes the documents, the best first.
 
-    Each pair is tokenized, batched and cut as any other pair of texts: the longer of both first. Raises InvalidRequest naming the field, and
-    ModelNotFound, also if the model does not rank.
+    A document is a text, or an object with `text`; it may be empty. Each pair of the query and a document is tokenized, batched and cut as any other pair of
+    texts: the longer of both first. Raises InvalidRequest naming the field, and ModelNotFound, also if the model does not rank.
     """
+    if form.top_n is not None and form.top_n < 1:
+        raise InvalidRequest("must be 1 or more").of("top_n", str(form.top_n))
     query = check_text(query, "query")
     if not isinstance(documents, list):
         raise InvalidRequest(f"must be a list of texts, is {brief(documents)}").of(field)
     exchange.context.check_count(len(documents), field)
-    found = [_document(each, f"{field}[{place}]") for place, each in enumerate(documents)]
-    exchange.encoder = exchange.context.encoder(model or "", TextTask.RERANK)
-    exchange.texts = [(query, document) for document in found]
-    exchange.options = TextOptions(truncate=truncate, truncate_left=left)
-    return found
+    texts = [_document(each, f"{field}[{index}]") for index, each in enumerate(documents)]
+    encoder = exchange.choose(model, TextTask.RERANK)
+
+    def write(encoded: Encoded) -> list[Ranked]:
+        best = ranking(relevance(encoder, encoded, raw=form.raw), form.top_n)
+        return [Ranked(each.index, each.score, texts[each.index]) for each in best] if form.with_texts else best
+
+    return TextWork(encoder, [(query, text) for text in texts], write)
 
 
 def _document(value: Any, where: str) -> str:
@@ -472,16 +484,10 @@ def _document(value: Any, where: str) -> str:
     return check_text(value, where, may_be_empty=True)
 
 
-def check_top_n(top_n: int | None) -> None:
-    """Raise InvalidRequest unless `top_n` is None or at least 1."""
-    if top_n is not None and top_n < 1:
-        raise InvalidRequest("must be 1 or more").of("top_n", str(top_n))
-
-
-def relevance(exchange: TextExchange, encoded: Encoded, *, raw: bool) -> list[float]:
+def relevance(encoder: Encodes, encoded: Encoded, *, raw: bool) -> list[float]:
     """Return the score of each document: the model's number with `raw` and in late interaction, else its sigmoid."""
     numbers = encoded.vectors[:, 0]
-    as_it_is = raw or exchange.chosen.facts.similarity in (MAXSIM, MEAN_MAXSIM)
+    as_it_is = raw or encoder.facts.similarity in (MAXSIM, MEAN_MAXSIM)
     scores: list[float] = (numbers if as_it_is else _sigmoid(numbers)).tolist()
     return scores
 
@@ -490,13 +496,6 @@ def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
     """Return the best `top_n` documents, all for None, the best first. Of equal ones the first goes first."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     return [Ranked(index, scores[index]) for index in order[:top_n]]
-
-
-def ranked(exchange: TextExchange, encoded: Encoded) -> list[tuple[int, float, str | None]]:
-    """Return place, score and text, if it was asked for, of each document, the best first; the form of `exchange` is a RankingForm."""
-    top_n, documents, raw = exchange.form
-    found = ranking(relevance(exchange, encoded, raw=raw), top_n)
-    return [(place, score, None if documents is None else documents[place]) for place, score in found]
 
 
 def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
@@ -511,14 +510,14 @@ def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool
         if independent is None:
             independent = facts.independent_labels or logits.shape[1] == 1
         scores = _sigmoid(logits) if independent else _softmax(logits)
-    return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in scores.tolist()]
+    return [[Label(facts.labels[each.index], each.score) for each in ranking(row)] for row in scores.tolist()]
 
 
 def likeliest(logits: NDArray[Any], facts: TextFacts) -> list[Label]:
     """Return the likeliest label of each row of `logits` [tokens, labels], with its probability."""
     shares = _softmax(logits)
     best = shares.argmax(axis=-1).tolist()
-    return [Label(facts.labels[place], share) for place, share in zip(best, shares.max(axis=-1).tolist(), strict=True)]
+    return [Label(facts.labels[index], share) for index, share in zip(best, shares.max(axis=-1).tolist(), strict=True)]
 
 
 def terms(encoded: Encoded, row: int) -> list[tuple[int, float]]:

@@ -1,4 +1,4 @@
-"""The HTTP channels of requests for vectors: an ASGI call, and a connection of the fast path.
+"""The HTTP channels of requests for texts: an ASGI call, and a connection of the fast path; and how the endpoints of a product are declared.
 
 Requests with small responses are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the
 connection is handed over to the ASGI application.
@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_type_hints
 
 import msgspec
 from starlette.types import Send
 
-from weir.errors import WeirError
+from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, HttpEndpoint, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
@@ -33,10 +34,18 @@ from weir.protocols.response import (
 )
 from weir.text_models.texts import TextOutput
 from weir.text_server.encoder import DETAIL_BYTES
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers, read_object
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    TextWork,
+    check_client,
+    mark_headers,
+    read_object,
+)
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
+from weir.wire.schema import any_of, wrong_field
 from weir.wire.status import http_code
 from weir.wire.tensors import TEXT_BYTES
 
@@ -134,71 +143,101 @@ class ErrorForm(NamedTuple):
     """How an API writes errors.
 
     Attributes:
-        document: returns the document for an error, with the caller's id of the request, and with a traceback only for development.
+        document: returns the document for an error, with a traceback only for development.
         status: returns the status of an error.
+        field: the name of the texts in errors.
     """
 
-    document: Callable[[BaseException, Any, bool], Mapping[str, Any]]
+    document: Callable[[BaseException, bool], Mapping[str, Any]]
     status: Callable[[BaseException], int] = http_code
+    field: str = TEXTS_FIELD
+
+    def response(self, error: BaseException, *, development: bool) -> HttpResponse:
+        """Return the response for `error`."""
+        named = error.renamed({TEXTS_FIELD: self.field}) if isinstance(error, WeirError) else error
+        return HttpResponse(self.status(named), error_headers(named), encode_safely(self.document(named, development)))
 
 
-class TextProtocol:
-    """A protocol for requests for vectors over HTTP; it is pure.
+HttpWork = TextWork[HttpResponse | Listing]
+
+
+@dataclass
+class TextEndpoint:
+    """An endpoint for texts. It decorates the function that reads a request, whose `request` has the type of a body.
 
     Attributes:
-        name: the name of the endpoint in metrics.
-        paths: the paths of its endpoints.
-        field: the name of the texts in errors.
-        errors: how its API writes errors.
+        path: where it is.
+        summary: what OpenAPI says of it.
+        example: a body, which every model with `task` takes.
+        response: the type of a response.
+        task: what it asks a model for; None: for what every model does.
+        name: its name in metrics.
+        errors: how it writes errors.
+        variants: the endpoints of other products at the same path: a body with a field of this name is for that endpoint.
+        aliases: further paths, for other clients.
+        read: reads a request. Raises InvalidRequest naming the field and the rule, and ModelNotFound.
+        request: the type of a body.
     """
 
+    path: str
+    summary: str
+    example: Any
+    response: Any
+    task: TextTask | None = None
+    _: KW_ONLY
     name: str
-    paths: Sequence[str]
-    field: str
     errors: ErrorForm
+    variants: "Mapping[str, TextEndpoint]" = field(default_factory=dict)
+    aliases: Sequence[str] = ()
+    read: "Callable[[Any, HttpExchange], HttpWork]" = field(init=False)
+    request: type[Any] = field(init=False)
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read texts, options and model of a request into `exchange`. Raises the error of an invalid request."""
-        self.read_document(exchange, read_object(body))
+    def __call__(self, read: "Callable[[Any, HttpExchange], HttpWork]") -> Self:
+        """Return the endpoint, whose requests are read by `read`."""
+        self.read, self.request = read, get_type_hints(read)["request"]
+        return self
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the body, decoded and without fields that are null, into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        raise NotImplementedError
+    def work(self, exchange: "HttpExchange", headers: Headers, body: bytes) -> HttpWork:
+        """Return what the request `exchange` with this body asks for. Raises what `read` raises."""
+        return self.work_of(exchange, read_object(body))
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """Return the response with the vectors. Raises Unsupported if the protocol has no form for them."""
-        raise NotImplementedError
+    def work_of(self, exchange: "HttpExchange", document: dict[str, Any]) -> HttpWork:
+        """Return what a decoded body without fields that are null asks for. Raises what `read` raises."""
+        for mark, variant in self.variants.items():
+            if mark in document:
+                exchange.errors = variant.errors
+                return variant.work_of(exchange, document)
+        return self.read(self.request_of(document), exchange)
 
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the response for `error`. `identity` is the caller's id of the request, if it was read."""
-        named = error.renamed({TEXTS_FIELD: self.field}) if isinstance(error, WeirError) else error
-        document = self.errors.document(named, identity, development)
-        return HttpResponse(self.errors.status(named), error_headers(named), encode_safely(document))
+    def request_of(self, document: dict[str, Any]) -> Any:
+        """Return a decoded body as a value of the type `request`. Raises InvalidRequest about the field, naming the rule."""
+        try:
+            return msgspec.convert(document, self.request)
+        except msgspec.ValidationError as error:
+            name, message = wrong_field(document, self.request, error)
+            raise InvalidRequest(message).about(name) from None
+
+    def described(self, error: Any) -> dict[str, Any]:
+        """Return its operation in OpenAPI. `error` is the type of errors."""
+        others = [each.request for each in self.variants.values()]
+        body = Annotated[Any, any_of(self.request, *others)] if others else self.request
+        return described_post(self.path, self.summary, body, self.example, self.response, error)
 
 
-class EitherProtocol(TextProtocol):
-    """The paths of `own`, which another API has too: a body with the field `mark` is in the form of `other`. The request's identity is its form."""
+class HttpExchange(TextExchange):
+    """A request at `endpoint`. `errors` says how its errors are written: as those of the endpoint, until the body says more."""
 
-    def __init__(self, own: TextProtocol, mark: str, other: TextProtocol) -> None:
-        self.name, self.paths = own.name, own.paths
-        self._own = own
-        self._mark = mark
-        self._other = other
+    __slots__ = ("errors",)
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        exchange.identity = self._other if self._mark in document else self._own
-        exchange.identity.read_document(exchange, document)
+    def __init__(self, context: EmbeddingContext, endpoint: TextEndpoint) -> None:
+        super().__init__(context, endpoint.name)
+        self.errors = endpoint.errors
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """See TextProtocol."""
-        form: TextProtocol = exchange.identity
-        return form.write(exchange, encoded)
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """See TextProtocol."""
-        form: TextProtocol = identity or self._own
-        return form.error_answer(error, development=development)
+    def refusal(self, error: BaseException) -> HttpResponse:
+        """Return the response for `error`, and count it."""
+        response = self.errors.response(error, development=self.context.http.development)
+        self.refused(response.status)
+        return response
 
 
 class TextHead(RequestOptions):
@@ -225,72 +264,73 @@ class TextHead(RequestOptions):
     def apply_to(self, exchange: TextExchange, peer: str | None) -> None:
         """Set client, priority, timeout and trace of `exchange`. A client that the body names goes before that of the head."""
         exchange.client = exchange.client or self.client
-        exchange.client_name = exchange.client or peer or "local"
+        exchange.peer = peer
         exchange.priority = self.priority
         exchange.timeout = self.timeout or None
         exchange.trace = self.carrier
 
 
 class HttpTexts:
-    """Answers the requests of `protocol`. It is called with those of ASGI; FastTexts uses its parts for those of the fast path."""
+    """Responds to the requests at `endpoint`. It is called with those of ASGI; FastTexts uses its parts for those of the fast path."""
 
-    def __init__(self, protocol: TextProtocol, context: EmbeddingContext) -> None:
-        self.protocol = protocol
+    def __init__(self, endpoint: TextEndpoint, context: EmbeddingContext) -> None:
+        self.endpoint = endpoint
         self.context = context
+
+    def exchange(self) -> HttpExchange:
+        """Return a new request."""
+        return HttpExchange(self.context, self.endpoint)
+
+    def refusal(self, error: BaseException) -> HttpResponse:
+        """Return the response for an `error` of a request of which nothing has been read, and count it."""
+        return self.exchange().refusal(error)
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
         """Return the response to `call`, also for an error; None if it has been sent already or the caller has left."""
-        exchange = TextExchange(self.context, self.protocol.name)
+        exchange = self.exchange()
         try:
             content_type = dict(call.headers).get(b"content-type", b"").decode("latin-1")
-            await parsed(call.body, partial(self.protocol.read, exchange, call.headers, call.body), content_type)
+            read = partial(self.endpoint.work, exchange, call.headers, call.body)
+            work = await parsed(call.body, read, content_type)
             head = TextHead(call.headers)
             head.apply_to(exchange, call.peer)
-            encoded = await unless_left(exchange.vectors(), call.receive)
-            return await self._answer_call(exchange, encoded, head, call)
+            encoded = await unless_left(exchange.run(work), call.receive)
+            if _numbers(encoded) > _STREAMED_ABOVE and call.version != "1.0":
+                written = work.write(encoded)
+                if isinstance(written, Listing):
+                    await self._send(exchange, encoded, written, call)
+                    return None
+            return await self.response(exchange, work, encoded, head, len(call.body))
         except ClientLeft:
             return None
         except WeirError as error:
-            return self.refusal(error, exchange)
+            return exchange.refusal(error)
 
-    def refusal(self, error: BaseException, exchange: TextExchange | None = None) -> HttpResponse:
-        """Return the answer for `error`, and count it. Without `exchange` nothing of the request has been read."""
-        exchange = exchange or TextExchange(self.context, self.protocol.name)
-        answer = self.protocol.error_answer(error, exchange.identity, development=self.context.http.development)
-        exchange.refused(answer.status)
-        return answer
+    async def _send(self, exchange: HttpExchange, encoded: Encoded, listing: Listing, call: AsgiCall) -> None:
+        """Send a very large response in parts, uncompressed, and count it."""
+        headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
+        sent = await unless_left(send_listing(call.send, listing, headers), call.receive)
+        exchange.delivered(encoded, len(call.body), sent)
 
-    async def _answer_call(
-        self, exchange: TextExchange, encoded: Encoded, head: TextHead, call: AsgiCall
-    ) -> HttpResponse | None:
-        """Return the response; a very large one is sent in parts, uncompressed, and the result is None."""
-        if _numbers(encoded) > _STREAMED_ABOVE and call.version != "1.0":
-            listing = self.protocol.write(exchange, encoded)
-            if isinstance(listing, Listing):
-                headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
-                sent = await unless_left(send_listing(call.send, listing, headers), call.receive)
-                exchange.delivered(encoded, len(call.body), sent)
-                return None
-        return await self.answer(exchange, encoded, head, len(call.body))
-
-    async def answer(
-        self, exchange: TextExchange, encoded: Encoded, head: TextHead, received_bytes: int
+    async def response(
+        self, exchange: HttpExchange, work: HttpWork, encoded: Encoded, head: TextHead, received_bytes: int
     ) -> HttpResponse:
-        """Return the answer with the vectors, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
-        write = partial(self.whole, exchange, encoded)
-        size_bytes = _size(encoded) + _found_size(exchange.found)
-        answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
-        if head.accept_coding and len(answer.body) > self.context.http.compress_above:
-            answer = await compressed_off_loop(answer, head.accept_coding)
-        exchange.delivered(encoded, received_bytes, len(answer.body))
-        return answer
+        """Return the response to `work`, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
+        write = partial(whole, work, encoded)
+        size_bytes = _size(encoded)
+        response = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
+        if head.accept_coding and len(response.body) > self.context.http.compress_above:
+            response = await compressed_off_loop(response, head.accept_coding)
+        exchange.delivered(encoded, received_bytes, len(response.body))
+        return response
 
-    def whole(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the answer with the vectors, not compressed and not counted."""
-        written = self.protocol.write(exchange, encoded)
-        answer = written.whole() if isinstance(written, Listing) else written
-        answer.headers.extend(_marks(encoded))
-        return answer
+
+def whole(work: HttpWork, encoded: Encoded) -> HttpResponse:
+    """Return the response to `work`, not compressed and not counted."""
+    written = work.write(encoded)
+    response = written.whole() if isinstance(written, Listing) else written
+    response.headers.extend(_marks(encoded))
+    return response
 
 
 def _marks(encoded: Encoded) -> Headers:
@@ -301,13 +341,11 @@ def _marks(encoded: Encoded) -> Headers:
 
 
 def _size(encoded: Encoded) -> int:
-    """Return about how many bytes the vectors take as JSON."""
-    return TEXT_BYTES * _numbers(encoded) if encoded.written is None else len(encoded.written)
-
-
-def _found_size(found: Any) -> int:
-    """Return about how many bytes the texts, or the tokens of texts, that were found take as JSON."""
-    return sum([len(each) if isinstance(each, str) else DETAIL_BYTES * len(each) for each in found or ()])
+    """Return about how many bytes the vectors, the tokens or the texts take as JSON."""
+    if encoded.written is not None:
+        return len(encoded.written)
+    found = sum(map(len, encoded.decoded or ())) + DETAIL_BYTES * sum(map(len, encoded.details or ()))
+    return TEXT_BYTES * _numbers(encoded) + found
 
 
 def _numbers(encoded: Encoded) -> int:
@@ -316,14 +354,14 @@ def _numbers(encoded: Encoded) -> int:
 
 
 class FastTexts:
-    """The RouteHandler, see frontends/http/fast/plan.py, of the endpoints of `texts`, whose protocols write errors alike. Only requests for `models` are
+    """The RouteHandler, see frontends/http/fast/plan.py, of the endpoints of `texts`, which write errors alike. Only requests for `models` are
     answered, which have no vectors of tokens, so that answers are small."""
 
     of_service = False
 
     def __init__(self, texts: Sequence[HttpTexts], models: Container[str]) -> None:
         self.models = models
-        self._texts = {path: each for each in texts for path in each.protocol.paths}
+        self._texts = {path: each for each in texts for path in (each.endpoint.path, *each.endpoint.aliases)}
         self._errors = texts[0]
         self.prefix = tuple(path.encode() for path in self._texts if path != "/")
         self._longest = min(LARGE_BYTES, self._errors.context.http.max_body_size)
@@ -359,7 +397,7 @@ class FastTextRequest:
     """One request on a connection of the fast path; see HotRequest."""
 
     __slots__ = (
-        "_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "_withdraw", "payload"
+        "_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "_withdraw", "_work", "payload"
     )  # fmt: skip
 
     def __init__(self, handler: FastTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
@@ -368,7 +406,8 @@ class FastTextRequest:
         self._connection = connection
         self._plan = plan
         self._texts, self._head, self._headers = plan.head
-        self._exchange = TextExchange(self._texts.context, self._texts.protocol.name)
+        self._exchange: HttpExchange = self._texts.exchange()
+        self._work: HttpWork
         self._task: asyncio.Task[None] | None = None
         self._withdraw: Callable[[], object] | None = None
 
@@ -376,17 +415,17 @@ class FastTextRequest:
         """See HotRequest."""
         exchange = self._exchange
         try:
-            self._texts.protocol.read(exchange, self._headers, self.payload)
+            self._work = work = self._texts.endpoint.work(exchange, self._headers, self.payload)
         except WeirError as error:
             return self._refuse(error)
-        if exchange.model not in self._models or not _has_small_answer(exchange):
+        if exchange.model not in self._models or not _has_small_response(work):
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, self._connection.peer)
         try:
-            self._withdraw = exchange.begin_one(self._one_answered)
+            self._withdraw = exchange.begin_one(work, self._one_answered)
         except WeirError as error:
             exchange.received(1)
-            return self._answer(self._texts.refusal(error, exchange))
+            return self._answer(exchange.refusal(error))
         if self._withdraw is None:
             self._run(self._answered())
 
@@ -403,7 +442,7 @@ class FastTextRequest:
         if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
             return self._run(self._answered(encoded))
         try:
-            answer = texts.whole(exchange, encoded)
+            answer = whole(self._work, encoded)
             exchange.delivered(encoded, len(self.payload), len(answer.body))
         except Exception as error:
             answer = self._failed(error)
@@ -417,8 +456,8 @@ class FastTextRequest:
         try:
             with self._connection.shared.account.claim() as claim:
                 CLAIM.set(claim)
-                encoded = encoded or await exchange.vectors()
-                answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
+                encoded = encoded or await exchange.run(self._work)
+                answer = await texts.response(exchange, self._work, encoded, self._head, len(self.payload))
         except Exception as error:
             self._end_with(error)
         else:
@@ -431,9 +470,8 @@ class FastTextRequest:
     def _failed(self, error: Exception) -> HttpResponse:
         """Return the answer for `error`, and log it unless it is one that callers are to expect."""
         if not isinstance(error, WeirError):
-            _log.exception("POST %s failed", self._texts.protocol.paths[0])
-        texts: HttpTexts = self._texts
-        return texts.refusal(error, self._exchange)
+            _log.exception("POST %s failed", self._texts.endpoint.path)
+        return self._exchange.refusal(error)
 
     def _answer(self, answer: HttpResponse) -> None:
         answer.headers.extend(echo_headers(self._head))
@@ -444,7 +482,7 @@ class FastTextRequest:
         self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        answer = self._texts.refusal(error, self._exchange)
+        answer = self._exchange.refusal(error)
         answer.headers.extend(echo_headers(self._head))
         self._connection.answer(self._plan, answer)
 
@@ -456,92 +494,75 @@ class FastTextRequest:
             self._task.cancel()
 
 
-def _has_small_answer(exchange: TextExchange) -> bool:
+def _has_small_response(work: HttpWork) -> bool:
     """Return whether the response need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each."""
-    encoder, options = exchange.encoder, exchange.options
+    encoder, options = work.encoder, work.options
     if TextOutput.TOKENS in options.outputs:
         return False
-    count = len(exchange.texts)
+    count = len(work.texts)
     if count <= SMALL_REQUEST:
         return True
-    if (
-        encoder is None
-        or exchange.work is not None
-        or options.outputs
-        or TextOutput.SPARSE in encoder.facts.outputs[:1]
-    ):
+    if work.compute is not None or options.outputs or TextOutput.SPARSE in encoder.facts.outputs[:1]:
         return False
     return TEXT_BYTES * count * (options.dimensions or encoder.dimensions) <= LONG_ANSWER
 
 
-# How an API of texts is declared.
-
-
-class TextCall(NamedTuple):
-    """An endpoint for texts: its protocol, which has its paths, and what OpenAPI says of the first of them: the types of body and response, and an `example` of
-    the body, which models with `task` take; None: all do. The others are for other clients."""
-
-    protocol: TextProtocol
-    summary: str
-    body: Any
-    example: Any
-    answer: Any
-    task: TextTask | None = None
-
-
 class TextPage(NamedTuple):
-    """A path of an API that takes no texts, what answers it, and what OpenAPI says of it. `body` is None where it has none."""
+    """A path of a product that takes no texts, what responds to it, and what OpenAPI says of it. `request` is None where it has no body."""
 
     method: str
     path: str
     summary: str
-    answer: Any
+    response: Any
     handler: Handler
-    body: Any = None
+    request: Any = None
     example: Any = None
+
+    def described(self, error: Any) -> dict[str, Any]:
+        """Return its operation in OpenAPI. `error` is the type of errors."""
+        if self.request is not None:
+            return described_post(self.path, self.summary, self.request, self.example, self.response, error)
+        return operation(self.method, self.path, self.summary, self.response, error, tag="texts")
 
 
 class TextApi:
-    """The endpoints of one API of texts, which write errors alike, as the type `error`. Its endpoints follow from `calls` and `pages`."""
+    """The endpoints and pages of one product, whose errors have the type `error`."""
 
     def __init__(
-        self, context: EmbeddingContext, error: Any, calls: Sequence[TextCall], pages: Sequence[TextPage] = ()
+        self,
+        context: EmbeddingContext,
+        error: Any,
+        endpoints: Sequence[TextEndpoint],
+        pages: Sequence[TextPage] = (),
     ) -> None:
         self.context = context
-        self.texts = [HttpTexts(call.protocol, context) for call in calls]
+        self.texts = [HttpTexts(each, context) for each in endpoints]
         self._error = error
-        self._calls = calls
         self._pages = pages
 
     def endpoints(self) -> list[HttpEndpoint]:
         """Return the endpoints."""
         refuse = self.texts[0].refusal
         app = partial(Endpoint, settings=self.context.http, refuse=refuse)
-        described = partial(described_call, error=self._error)
         found: list[HttpEndpoint] = []
-        for call, texts in zip(self._calls, self.texts, strict=True):
-            first, *others = call.protocol.paths
-            shown = described(first, call.summary, call.body, call.example, call.answer)
-            able = call.task is None or any(call.task in each.facts.tasks for each in self.context.encoders.values())
-            example = call.example if able else None
-            found.append(HttpEndpoint("POST", first, app(texts), shown, refuse, infers=True, example=example))
-            found += [HttpEndpoint("POST", path, app(texts), None, refuse, infers=True) for path in others]
+        for texts in self.texts:
+            each = texts.endpoint
+            able = each.task is None or any(each.task in model.facts.tasks for model in self.context.encoders.values())
+            example = each.example if able else None
+            shown = each.described(self._error)
+            found.append(HttpEndpoint("POST", each.path, app(texts), shown, refuse, infers=True, example=example))
+            found += [HttpEndpoint("POST", path, app(texts), None, refuse, infers=True) for path in each.aliases]
         for page in self._pages:
-            method, path, summary = page.method, page.path, page.summary
-            shown = (
-                operation(method, path, summary, page.answer, self._error, tag="texts")
-                if page.body is None
-                else described(path, summary, page.body, page.example, page.answer)
-            )
-            found.append(HttpEndpoint(method.upper(), path.replace("}", ":path}"), app(page.handler), shown, refuse))
+            path, shown = page.path.replace("}", ":path}"), page.described(self._error)
+            found.append(HttpEndpoint(page.method.upper(), path, app(page.handler), shown, refuse))
         return found
 
 
-def described_call(path: str, summary: str, body: Any, example: Any, answer: Any, error: Any) -> dict[str, Any]:
-    """Return the OpenAPI operation of a call for vectors, with the headers that all of them read. `example` is a body as the type `body` declares it."""
-    content = {JSON: {"schema": body, "examples": {"1": {"value": example}}}}
+def described_post(path: str, summary: str, request: Any, example: Any, response: Any, error: Any) -> dict[str, Any]:
+    """Return the OpenAPI operation of a POST for texts, with the headers that all of them read. `example` is a body as the type `request` declares it."""
+    content = {JSON: {"schema": request, "examples": {"1": {"value": example}}}}
     return {
-        **operation("post", path, summary, answer, error, tag="texts"),
+        **operation("post", path, summary, response, error, tag="texts"),
         "parameters": described_headers(("X-Request-Timeout", "X-Request-Priority", "X-Client-Id", "X-Request-Id")),
         "requestBody": {"required": True, "content": content},
     }

@@ -59,6 +59,8 @@ class Encoded(NamedTuple):
         phases: how long the request took.
         written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` and `phases` are empty then.
         further: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
+        details: the tokens of each text with their places in it, if they were asked for.
+        decoded: the text of each list of token ids, if that was asked for.
     """
 
     vectors: NDArray[Any]
@@ -72,6 +74,8 @@ class Encoded(NamedTuple):
     phases: Phases = Phases()
     further: Mapping[TextOutput, list[NDArray[Any]]] = MappingProxyType({})
     written: bytes | None = None
+    details: list[list[TokenDetail]] | None = None
+    decoded: list[str] | None = None
 
 
 class TextTask(StrEnum):

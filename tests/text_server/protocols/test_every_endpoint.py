@@ -49,7 +49,7 @@ def test_every_endpoint_is_here() -> None:
 
 def test_metrics_count_every_endpoint_by_the_codes_of_http() -> None:
     apis = apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))
-    assert {texts.protocol.name for api in apis for texts in api.texts} <= HTTP_FRONTENDS
+    assert {texts.endpoint.name for api in apis for texts in api.texts} <= HTTP_FRONTENDS
 
 
 ERRORS = [

@@ -388,12 +388,12 @@ async def test_of_many_items_with_options_of_their_own_only_some_are_under_way()
 
     ask, encoder = RequestHead(weir.Service(Square, executor="inline"), True), cast(Encodes, Waiting())
     ask.form = Form(30.0)
-    exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
+    exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", client="one")
     items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
-    ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
+    ends: list[Any] = await ItemGroups(encoder, exchange, ask, items).results(None)
     assert [end.numbers[0] for end in ends] == list(range(1000))
     assert (len(timeouts), most) == (1000, 64)
     assert 0 < min(timeouts) <= max(timeouts) <= ask.form.timeout
     ask.form = Form(0.0)
-    late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
+    late: list[Any] = await ItemGroups(encoder, exchange, ask, items[:2]).results(None)
     assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2

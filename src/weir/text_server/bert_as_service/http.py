@@ -10,7 +10,9 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
 
@@ -38,18 +40,28 @@ from weir.text_models.texts import Ids, PlainText, Text, TextOptionFields, Words
 from weir.text_server.exchange import (
     EmbeddingContext,
     TextExchange,
+    TextWork,
     check_text,
     options_of,
     read_json,
     read_text,
     truncated_places,
 )
-from weir.text_server.http import ErrorForm, Listing, TextApi, TextCall, TextHead, TextPage, TextProtocol, listing
+from weir.text_server.http import (
+    ErrorForm,
+    HttpExchange,
+    HttpWork,
+    Listing,
+    TextApi,
+    TextEndpoint,
+    TextHead,
+    TextPage,
+    listing,
+)
 from weir.text_server.metrics import TextClients
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
+from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of
-from weir.wire.schema import read_document as read_declared
 from weir.wire.status import http_code
 from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
 
@@ -252,19 +264,6 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     return document
 
 
-def read_fields(document: dict[str, Any], exchange: TextExchange) -> None:
-    """Read the fields of a body into `exchange`. Raises InvalidRequest naming the field or the text, and the rule, and ModelNotFound."""
-    fields = read_declared(document, EncodeBody)
-    exchange.texts = _texts(fields, exchange.context)
-    exchange.encoder = encoder = exchange.context.encoder(fields.model or "")
-    exchange.options = options_of(
-        fields, encoder, whole_words=bool(fields.is_tokenized), want_tokens=bool(fields.show_tokens)
-    )
-
-
-NAME = "encode"
-
-
 def _unpacked(body: bytes) -> Any:
     refuse_names(body, MSGPACK)
     try:
@@ -347,34 +346,44 @@ def _truth(text: str, name: str) -> bool:
     return _TRUTH[text.lower()]
 
 
-def _error_document(error: BaseException, identity: Any, development: bool) -> EncodeError:
+NAME = "encode"
+
+
+def _error_document(identity: Any, error: BaseException, development: bool) -> EncodeError:
     value, status = error_value(error, development=development), http_code(error)
     document = EncodeError(id=identity, type=value["type"], description=value["message"], status=status)
     return document if value["details"] is None else {**document, "details": value["details"]}
 
 
-class EncodeProtocol(TextProtocol):
-    """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its response."""
+@dataclass
+class EncodeEndpoint(TextEndpoint):
+    """The endpoint of bert-as-service. Errors have the id of the request."""
 
-    name = NAME
-    paths = ("/encode",)
-    field, errors = TEXTS_FIELD, ErrorForm(_error_document)
+    name: str = NAME
+    errors: ErrorForm = ErrorForm(partial(_error_document, None))
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, UnsupportedMediaType, and ModelNotFound."""
+    def work(self, exchange: HttpExchange, headers: Headers, body: bytes) -> HttpWork:
+        """See TextEndpoint. The body may be JSON, msgpack or a form. Raises UnsupportedMediaType, too."""
         fields = dict(headers)
         document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
-        exchange.identity = document.get("id")
-        read_fields(document, exchange)
-        exchange.form = accept_of(fields.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """Return the vectors as JSON or msgpack, as the caller accepts."""
-        write = _as_msgpack if exchange.form == MSGPACK else _as_json
-        return write(exchange.identity, encoded)
+        exchange.errors = ErrorForm(partial(_error_document, document.get("id")))
+        work = self.work_of(exchange, document)
+        if accept_of(fields.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK]) == JSON:
+            return work
+        return work.written(partial(_as_msgpack, document.get("id")))
 
 
-ENCODE = EncodeProtocol()
+_EXAMPLE = {"id": 1, "texts": ["First do it", "then do it right"]}
+
+
+@EncodeEndpoint("/encode", "Encode texts, as bert-as-service does", _EXAMPLE, EncodeAnswer, TextTask.EMBED)
+def encode(request: EncodeBody, exchange: TextExchange) -> HttpWork:
+    """Read a request, whose response is written as JSON."""
+    texts = _texts(request, exchange.context)
+    encoder = exchange.choose(request.model)
+    words, tokens = bool(request.is_tokenized), bool(request.show_tokens)
+    options = options_of(request, encoder, whole_words=words, want_tokens=tokens)
+    return TextWork(encoder, texts, partial(_as_json, request.id), options)
 
 
 class Encode(TextApi):
@@ -384,18 +393,12 @@ class Encode(TextApi):
         self._status = status
         self._control = control
         self._end = end
-        summary, example = (
-            "Encode texts, as bert-as-service does",
-            {"id": 1, "texts": ["First do it", "then do it right"]},
-        )
         pages = [
             TextPage("get", "/status/server", "Show configuration and counts", dict[str, Any], self.server_status),
             TextPage("get", "/status/client", "Show the requests of each client", dict[str, Any], self.client_status),
             TextPage("post", "/terminate", "Finish accepted requests and stop the server", EndNotice, self.terminate),
         ]
-        super().__init__(
-            context, EncodeError, [TextCall(ENCODE, summary, EncodeBody, example, EncodeAnswer, TextTask.EMBED)], pages
-        )
+        super().__init__(context, EncodeError, [encode], pages)
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""

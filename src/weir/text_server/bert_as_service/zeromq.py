@@ -416,9 +416,8 @@ class RequestHandler:
     # Vectors.
 
     def _start(self, request: ZeroMqRequest) -> None:
-        exchange = TextExchange(
-            self._context.shared, FRONTEND, self._encoder, client=_client_name(request), timeout=LONGEST_TIMEOUT
-        )
+        name, client = self._encoder.name, _client_name(request)
+        exchange = TextExchange(self._context.shared, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
         exchange.received(request.size)
         size = len(request.payload) + REQUEST_BYTES
         task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
@@ -501,7 +500,7 @@ class RequestHandler:
     async def _encode_once(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
         texts = await off_loop(len(request.payload), partial(_read_texts, request))
         options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
-        return await exchange.encode(texts, options, exchange.timeout)
+        return await self._encoder.encode(texts, exchange.query(options, exchange.timeout))
 
     def _wait_after(self, error: CapacityError) -> float:
         """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""

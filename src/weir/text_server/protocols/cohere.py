@@ -3,9 +3,9 @@
 Fields that cannot change a response here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import uuid4
 
 import msgspec
@@ -17,24 +17,24 @@ from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, pa
 from weir.text_models.texts import PlainText, TextOptionFields
 from weir.text_server.exchange import (
     EmbeddingContext,
+    Ranked,
     RankingForm,
     TextExchange,
+    TextWork,
     check_texts,
-    check_top_n,
+    listed_name,
     options_of,
-    ranked,
-    read_pairs,
+    read_ranking,
     text_of_content,
 )
-from weir.text_server.http import ErrorForm, JsonList, Listing, TextApi, TextCall, TextProtocol
-from weir.text_server.protocols.openai import TokenUsage
+from weir.text_server.http import ErrorForm, HttpWork, JsonList, Listing, TextApi, TextEndpoint
+from weir.text_server.protocols.openai import TokenUsage, usage_of
 from weir.text_server.texts import Encoded, TextTask
-from weir.wire.schema import read_document
 
-NAME = "cohere"
+Version = Literal["1", "2"]
 _SOME = Meta(min_length=1)
 # Whether a text that is too long is cut, and at which end.
-_CUTS = {"NONE": (False, None), "START": (True, "left"), "END": (True, "right")}
+_CUTS = {None: (None, None), "NONE": (False, None), "START": (True, "left"), "END": (True, "right")}
 
 
 class CohereError(TypedDict):
@@ -58,8 +58,19 @@ class CohereEmbedRequest(Struct):
         str | None, Meta(description="search_query, search_document, classification or clustering")
     ] = None
     embedding_types: Annotated[list[str] | None, Meta(extra_json_schema={"items": {"enum": [*PACKINGS]}})] = None
-    truncate: Annotated[str | None, Meta(extra_json_schema={"enum": [*_CUTS, None]})] = None
+    truncate: Annotated[str | None, Meta(extra_json_schema={"enum": [*filter(None, _CUTS), None]})] = None
     output_dimension: Annotated[int | None, Meta(description="keeps the first numbers of each vector")] = None
+
+    def __post_init__(self) -> None:
+        if self.images is not None or self.input_type == "image":
+            raise Unsupported("images: only texts are encoded here")
+        if self.embedding_types == []:
+            raise InvalidRequest(f"embedding_types: must name one or more of {', '.join(PACKINGS)}")
+        if self.inputs is not None and self.texts is not None:
+            raise InvalidRequest("texts, inputs: only one of them may be given")
+        if self.truncate not in _CUTS:
+            known = ", ".join(filter(None, _CUTS))
+            raise InvalidRequest(f"truncate={brief(self.truncate)}: must be one of {known}")
 
 
 class CohereRerankRequest(Struct):
@@ -129,145 +140,115 @@ class CohereRanking(TypedDict):
     usage: TokenUsage
 
 
-def _error_document(error: BaseException, identity: Any, development: bool) -> CohereError:
+def _error_document(error: BaseException, development: bool) -> CohereError:
     message = error_value(error, development=development)["message"]
     return CohereError(id=str(uuid4()), message=message, detail=message)
 
 
-class CohereForm(NamedTuple):
-    """How vectors are written: in which types, and whether by type."""
-
-    packings: Sequence[Packing]
-    by_type: bool
+def _meta(version: Version, billed: BilledUnits) -> CohereMeta:
+    return {"api_version": {"version": version}, "billed_units": billed}
 
 
-class CohereProtocol(TextProtocol):
-    """What the protocols of one version have in common."""
+@dataclass
+class CohereEndpoint(TextEndpoint):
+    """An endpoint of Cohere."""
 
-    name = NAME
-    errors = ErrorForm(_error_document)
-
-    def __init__(self, version: Literal["1", "2"], endpoint: str) -> None:
-        self.paths = (f"/v{version}/{endpoint}",)
-        self._version = version
-        self.field = "documents" if endpoint == "rerank" else "texts"
-
-    def _meta(self, **units: int) -> CohereMeta:
-        return {"api_version": {"version": self._version}, "billed_units": cast(BilledUnits, units)}
+    name: str = "cohere"
+    errors: ErrorForm = ErrorForm(_error_document)
 
 
-class CohereEmbed(CohereProtocol):
-    """POST /v1/embed and /v2/embed."""
+_TEXTS = ["A low dam.", "A bird."]
+_OF_DOCUMENTS = ErrorForm(_error_document, field="documents")
+_EMBED = {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float"]}
+_RERANK = {"query": "What is a weir?", "documents": _TEXTS, "top_n": 1}
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, ModelNotFound, and Unsupported for images."""
-        request = read_document(document, CohereEmbedRequest)
-        if request.images is not None or request.input_type == "image":
-            raise Unsupported("images: only texts are encoded here")
-        types = request.embedding_types
-        if types == []:
-            raise InvalidRequest(f"embedding_types: must name one or more of {', '.join(PACKINGS)}")
-        packings = [packing_named(name, "embedding_types") for name in dict.fromkeys(types or [Packing.FLOAT])]
-        exchange.form = CohereForm(packings, types is not None or self._version == "2")
-        exchange.texts = _texts(request, exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
-        truncate, direction = _cut(request.truncate)
-        fields = TextOptionFields(
-            dimensions=request.output_dimension,
-            truncate=truncate,
-            truncation_direction=direction,
-            input_type=request.input_type,
-        )
-        try:
-            exchange.options = options_of(fields, encoder)
-        except InvalidRequest as error:
-            raise error.renamed({"dimensions": "output_dimension"}) from None
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the vectors in each of the types."""
-        vectors, form = encoded.vectors, exchange.form
-        ranges = exchange.chosen.facts.ranges
-        by_type = "embeddings_by_type" if form.by_type else "embeddings_floats"
+def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Version) -> HttpWork:
+    """Return the work of a request for vectors. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+    types = request.embedding_types
+    packings = [packing_named(name, "embedding_types") for name in dict.fromkeys(types or [Packing.FLOAT])]
+    by_type = types is not None or version == "2"
+    texts, field = request.texts, "texts"
+    if request.inputs is not None:
+        texts = [text_of_content(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)]
+        field = "inputs"
+    texts = check_texts(texts, field, exchange.context)
+    encoder = exchange.choose(request.model, TextTask.EMBED)
+    truncate, direction = _CUTS[request.truncate]
+    fields = TextOptionFields(
+        dimensions=request.output_dimension,
+        truncate=truncate,
+        truncation_direction=direction,
+        input_type=request.input_type,
+    )
+    try:
+        options = options_of(fields, encoder)
+    except InvalidRequest as error:
+        raise error.renamed({"dimensions": "output_dimension"}) from None
+
+    def write(encoded: Encoded) -> Listing:
+        vectors = encoded.vectors
         lead = {
             "id": str(uuid4()),
-            "response_type": by_type,
-            "texts": exchange.texts,
-            "meta": self._meta(input_tokens=sum(encoded.counts)),
+            "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+            "texts": texts,
+            "meta": _meta(version, {"input_tokens": sum(encoded.counts)}),
         }
-        opening = msgspec.json.encode(lead)[:-1] + b',"embeddings":' + (b"{" if form.by_type else b"")
+        opening = msgspec.json.encode(lead)[:-1] + b',"embeddings":' + (b"{" if by_type else b"")
         lists = []
-        for packing in form.packings:
-            named = opening + (b'"%b":[' % packing.encode() if form.by_type else b"[")
-            lists.append(JsonList(named, len(vectors), vectors.shape[1], partial(_part, vectors, packing, ranges)))
+        for packing in packings:
+            named = opening + (b'"%b":[' % packing.encode() if by_type else b"[")
+            items = partial(_packed_part, vectors, packing, encoder.facts.ranges)
+            lists.append(JsonList(named, len(vectors), vectors.shape[1], items))
             opening = b"],"
-        return Listing(lists, b"]}}" if form.by_type else b"]}")
+        return Listing(lists, b"]}}" if by_type else b"]}")
+
+    return TextWork(encoder, texts, write, options)
 
 
-def _part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
+def _packed_part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
     return packed(vectors[start:stop], packing, ranges)
 
 
-def _texts(request: CohereEmbedRequest, context: EmbeddingContext) -> list[str]:
-    if request.inputs is None:
-        return check_texts(request.texts, "texts", context)
-    if request.texts is not None:
-        raise InvalidRequest("texts, inputs: only one of them may be given")
-    return check_texts(
-        [text_of_content(each, f"inputs[{place}]") for place, each in enumerate(request.inputs)], "inputs", context
-    )
+def read_rerank(request: CohereRerankRequest, exchange: TextExchange, version: Version) -> HttpWork:
+    """Return the work of a request for a ranking. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+    with_texts = version == "1" if request.return_documents is None else request.return_documents
+    form = RankingForm(request.top_n, with_texts)
+    ranking = read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
 
-
-def _cut(truncate: str | None) -> tuple[bool | None, str | None]:
-    if truncate is None:
-        return None, None
-    if truncate not in _CUTS:
-        raise InvalidRequest(f"truncate={brief(truncate)}: must be one of {', '.join(_CUTS)}")
-    return _CUTS[truncate]
-
-
-class CohereRerank(CohereProtocol):
-    """POST /v1/rerank, which is also Jina's, and /v2/rerank."""
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = read_document(document, CohereRerankRequest)
-        check_top_n(request.top_n)
-        documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
-        wanted = request.return_documents
-        shown = self._version == "1" if wanted is None else wanted
-        exchange.form = RankingForm(request.top_n, documents if shown else None)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the ranking."""
-        results: list[CohereRank] = []
-        for index, score, document in ranked(exchange, encoded):
-            rank = CohereRank(index=index, relevance_score=score)
-            results.append(rank if document is None else {**rank, "document": {"text": document}})
-        tokens = sum(encoded.counts)
-        answer: CohereRanking = {
+    def write(encoded: Encoded) -> HttpResponse:
+        response: CohereRanking = {
             "id": str(uuid4()),
-            "results": results,
-            "meta": self._meta(search_units=1),
-            "model": exchange.listed_model,
+            "results": [_rank(each) for each in ranking.write(encoded)],
+            "meta": _meta(version, {"search_units": 1}),
+            "model": listed_name(ranking.encoder),
             "object": "list",
-            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
+            "usage": usage_of(encoded),
         }
-        return json_response(answer)
+        return json_response(response)
+
+    return ranking.written(write)
 
 
-class Cohere(TextApi):
-    """The endpoints of Cohere. Those below /v1 must come before those of OpenAI, which take the rest."""
+def _rank(ranked: Ranked) -> CohereRank:
+    rank = CohereRank(index=ranked.index, relevance_score=ranked.score)
+    return rank if ranked.text is None else {**rank, "document": {"text": ranked.text}}
 
-    def __init__(self, context: EmbeddingContext) -> None:
-        texts = ["A low dam.", "A bird."]
-        embed = {"texts": texts, "input_type": "search_document", "embedding_types": ["float"]}
-        rerank = {"query": "What is a weir?", "documents": texts, "top_n": 1}
-        to_embed = "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors, TextTask.EMBED
-        to_rerank = "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking, TextTask.RERANK
-        calls = [
-            TextCall(CohereEmbed("2", "embed"), *to_embed),
-            TextCall(CohereRerank("2", "rerank"), *to_rerank),
-            TextCall(CohereEmbed("1", "embed"), *to_embed),
-            TextCall(CohereRerank("1", "rerank"), *to_rerank),
-        ]
-        super().__init__(context, CohereError, calls)
+
+def _endpoints(version: Version) -> list[TextEndpoint]:
+    titles = "Encode texts, as Cohere does", "Rank documents, as Cohere and Jina do"
+
+    @CohereEndpoint(f"/v{version}/embed", titles[0], _EMBED, CohereVectors, TextTask.EMBED)
+    def embed(request: CohereEmbedRequest, exchange: TextExchange) -> HttpWork:
+        return read_embed(request, exchange, version)
+
+    @CohereEndpoint(f"/v{version}/rerank", titles[1], _RERANK, CohereRanking, TextTask.RERANK, errors=_OF_DOCUMENTS)
+    def rerank(request: CohereRerankRequest, exchange: TextExchange) -> HttpWork:
+        return read_rerank(request, exchange, version)
+
+    return [embed, rerank]
+
+
+def cohere_api(context: EmbeddingContext) -> TextApi:
+    """Return the endpoints of Cohere. Those below /v1 must come before those of OpenAI, which take the rest."""
+    return TextApi(context, CohereError, [*_endpoints("2"), *_endpoints("1")])

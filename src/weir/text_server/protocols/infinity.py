@@ -6,6 +6,7 @@ TEI has a /rerank and a /tokenize, too: tei.py answers those paths, and has the 
 """
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 from uuid import uuid4
@@ -15,38 +16,43 @@ from msgspec import Meta, Struct
 from weir._version import __version__
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.asgi import AsgiCall
-from weir.protocols.response import HttpResponse, OpenAIError, json_response
+from weir.protocols.response import Headers, HttpResponse, OpenAIError, json_response
 from weir.text_models.packing import unit_vectors
-from weir.text_models.texts import Ids, PlainText, TokenDetail
+from weir.text_models.texts import Ids, PlainText
 from weir.text_server.exchange import (
     EmbeddingContext,
+    Label,
     RankingForm,
     TextExchange,
+    TextWork,
     check_texts,
-    check_top_n,
     cut_to,
     cuts_left,
     labelled,
-    ranked,
-    read_pairs,
+    listed_name,
+    read_ranking,
     relevance,
     text_of_content,
+    texts_of,
+    tokens_of,
 )
-from weir.text_server.http import Listing, TextApi, TextCall, TextPage, TextProtocol
+from weir.text_server.http import ErrorForm, HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage
 from weir.text_server.protocols.openai import (
     OPENAI_ERRORS,
     CutTo,
     EmbeddingsAnswer,
-    EmbeddingsRequest,
-    OpenAIProtocol,
+    OpenAIEndpoint,
     TextModelCard,
     TokenUsage,
+    embeddings,
+    error_document,
     model_card,
+    usage_of,
 )
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
-from weir.wire.schema import any_of, read_document
+from weir.wire.schema import any_of
 
-NAME, VLLM = "infinity", "vllm"
+VLLM = "vllm"
 _SOME = Meta(min_length=1)
 
 
@@ -94,77 +100,66 @@ class RerankAnswer(InfinityAnswer):
     results: list[Relevance]
 
 
-class LabelScore(TypedDict):
-    """A label with its score."""
-
-    score: float
-    label: str
-
-
 class ClassifyAnswer(InfinityAnswer):
     """For each text its labels, the likeliest first."""
 
     object: Literal["classify"]
-    data: list[list[LabelScore]]
+    data: list[list[Label]]
 
 
-class InfinityProtocol(TextProtocol):
-    """What infinity's protocols have in common."""
+@dataclass
+class InfinityEndpoint(TextEndpoint):
+    """An endpoint of infinity, or of vLLM if that is its name."""
 
-    name = NAME
-    field, errors = "input", OPENAI_ERRORS
+    name: str = "infinity"
+    errors: ErrorForm = OPENAI_ERRORS
 
 
-class InfinityRerank(InfinityProtocol):
-    """Rankings in infinity's form."""
+_TEXTS = {"input": ["I am happy"]}
+_OF_DOCUMENTS = OPENAI_ERRORS._replace(field="documents")
+_QUERY, _DOCUMENTS = "What is a weir?", ["A low dam.", "A bird."]
+_RANKING, _PAIRS = {"query": _QUERY, "documents": _DOCUMENTS}, {"queries": _QUERY, "documents": _DOCUMENTS}
 
-    field = "documents"
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request = read_document(document, RerankRequest)
-        request.top_n = request.top_n or None  # vLLM's clients send 0 for all
-        check_top_n(request.top_n)
-        documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
-        cut_to(exchange, request.truncate_prompt_tokens)
-        shown = documents if request.return_documents else None
-        exchange.form = RankingForm(request.top_n, shown, bool(request.raw_scores))
+@InfinityEndpoint(
+    "/rerank", "Rank texts, as infinity does", _RANKING, RerankAnswer, TextTask.RERANK, errors=_OF_DOCUMENTS
+)
+def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for a ranking."""
+    form = RankingForm(request.top_n or None, bool(request.return_documents), bool(request.raw_scores))
+    ranking = read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
+    ranking = ranking._replace(options=cut_to(ranking.options, request.truncate_prompt_tokens, ranking.encoder))
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the ranking."""
+    def write(encoded: Encoded) -> HttpResponse:
         results: list[Relevance] = [
-            {"relevance_score": score, "index": index, "document": document}
-            for index, score, document in ranked(exchange, encoded)
+            {"relevance_score": each.score, "index": each.index, "document": each.text}
+            for each in ranking.write(encoded)
         ]
-        return json_response(RerankAnswer(object="rerank", results=results, **_answer(exchange, encoded)))
+        return json_response(RerankAnswer(object="rerank", results=results, **_lead(ranking.encoder, encoded)))
+
+    return ranking.written(write)
 
 
-INFINITY_RERANK = InfinityRerank()
+@InfinityEndpoint("/classify", "Label texts, as infinity does", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
+def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for labels."""
+    texts = check_texts(request.input, "input", exchange.context)
+    encoder = exchange.choose(request.model, TextTask.PREDICT)
+
+    def write(encoded: Encoded) -> HttpResponse:
+        data = labelled(encoded, encoder.facts, raw=bool(request.raw_scores))
+        return json_response(ClassifyAnswer(object="classify", data=data, **_lead(encoder, encoded)))
+
+    return TextWork(encoder, texts, write)
 
 
-class ClassifyProtocol(InfinityProtocol):
-    """POST /classify."""
-
-    paths = ("/classify",)
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request = read_document(document, ClassifyRequest)
-        exchange.texts = check_texts(request.input, "input", exchange.context)
-        exchange.encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
-        exchange.form = bool(request.raw_scores)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the labels of each text."""
-        found = labelled(encoded, exchange.chosen.facts, raw=exchange.form)
-        data: list[list[LabelScore]] = [[{"score": each.score, "label": each.label} for each in row] for row in found]
-        return json_response(ClassifyAnswer(object="classify", data=data, **_answer(exchange, encoded)))
-
-
-def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
-    tokens = sum(encoded.counts)
-    usage: TokenUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"model": exchange.listed_model, "usage": usage, "id": f"weir-{uuid4()}", "created": int(time.time())}
+def _lead(encoder: Encodes, encoded: Encoded) -> InfinityAnswer:
+    return {
+        "model": listed_name(encoder),
+        "usage": usage_of(encoded),
+        "id": f"weir-{uuid4()}",
+        "created": int(time.time()),
+    }
 
 
 class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
@@ -174,18 +169,27 @@ class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
     created: int
 
 
-class EmbeddingsProtocol(OpenAIProtocol):
-    """POST /embeddings: OpenAI's, with the responses of infinity."""
+@dataclass
+class EmbeddingsEndpoint(OpenAIEndpoint):
+    """OpenAI's endpoint, whose responses have `id` and `created`, too."""
 
-    paths = ("/embeddings",)
+    name: str = "infinity"
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
-        """Return what OpenAI's endpoint returns, with `id` and `created`."""
-        written = super().write(exchange, encoded)
-        more = b',"id":"weir-%b","created":%d}' % (uuid4().hex.encode(), time.time())
-        if isinstance(written, Listing):
-            return written._replace(closing=written.closing.removesuffix(b"}") + more)
-        return HttpResponse(written.status, written.headers, written.body.removesuffix(b"}") + more)
+    def work(self, exchange: HttpExchange, headers: Headers, body: bytes) -> HttpWork:
+        """See TextEndpoint."""
+        work = super().work(exchange, headers, body)
+        return work.written(lambda encoded: _identified(work.write(encoded)))
+
+
+_ENCODE = "Encode texts, as infinity does"
+embed = EmbeddingsEndpoint("/embeddings", _ENCODE, _TEXTS, InfinityEmbeddingsAnswer, TextTask.EMBED)(embeddings.read)
+
+
+def _identified(written: HttpResponse | Listing) -> HttpResponse | Listing:
+    more = b',"id":"weir-%b","created":%d}' % (uuid4().hex.encode(), time.time())
+    if isinstance(written, Listing):
+        return written._replace(closing=written.closing.removesuffix(b"}") + more)
+    return written._replace(body=written.body.removesuffix(b"}") + more)
 
 
 # infinity's names of what a model can be called for.
@@ -238,15 +242,25 @@ _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), 
 
 
 class ScoreRequest(Struct):
-    """A request for the scores of pairs, whose two sides have other names, too: `queries` and `items`, `data_1` and `data_2`, `text_1` and `text_2`. There is
-    one text at the first side, or as many as at the second."""
+    """A request for the scores of pairs, whose two sides have one of four pairs of names. There is one text at the first side, or as many as at the second."""
 
     queries: _Side = None
     documents: _Side = None
+    items: _Side = None
+    data_1: _Side = None
+    data_2: _Side = None
+    text_1: _Side = None
+    text_2: _Side = None
     model: Annotated[str | None, Meta(description="default: the first one that ranks, or else embeds")] = None
     use_activation: Annotated[bool | None, Meta(description="false: the model's numbers, not their sigmoids")] = None
     truncate_prompt_tokens: CutTo = None
     truncation_side: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the two sides."""
+        given = (names for names in _SIDES if all(getattr(self, name) is not None for name in names))
+        return next(given, _SIDES[0])
 
 
 class PromptBody(Struct):
@@ -265,48 +279,43 @@ class DetokenizeBody(Struct):
     model: str | None = None
 
 
-class ScoreProtocol(InfinityProtocol):
-    """POST /score: pairs are scored by a model that ranks, or by the cosines of vectors. Errors have OpenAI's shape, as infinity's have."""
+@InfinityEndpoint(
+    "/score", "Score pairs of texts, as vLLM does", _PAIRS, dict[str, Any], name=VLLM, aliases=["/v1/score"]
+)
+def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
+    """Read a request for the scores of pairs, by a model that ranks, or by the cosines of vectors."""
+    names, context = request.names, exchange.context
+    first, second = [_side(getattr(request, name), name, context) for name in names]
+    count = len(second)
+    if len(first) not in (1, count):
+        raise InvalidRequest(f"has {len(first)} texts, must have 1, or as many as {names[1]}: {count}").of(names[0])
+    able = [context.encoder(request.model)] if request.model else context.encoders.values()
+    ranks = any(TextTask.RERANK in each.facts.tasks for each in able)
+    encoder = exchange.choose(request.model, TextTask.RERANK if ranks else TextTask.EMBED)
+    options = TextOptions(truncate_left=cuts_left(request.truncation_side))
+    options = cut_to(options, request.truncate_prompt_tokens, encoder)
+    exchange.errors = ErrorForm(partial(_error_at_side, names, count))
 
-    name = VLLM
-    paths = ("/score", "/v1/score")
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request, context = read_document(document, ScoreRequest), exchange.context
-        names = next((names for names in _SIDES if document.keys() >= {*names}), _SIDES[0])
-        first, second = [_side(document.get(name), name, context) for name in names]
-        if len(first) not in (1, len(second)):
-            rule = f"has {len(first)} texts, must have 1, or as many as {names[1]}: {len(second)}"
-            raise InvalidRequest(rule).of(names[0])
-        able = [context.encoder(request.model)] if request.model else context.encoders.values()
-        ranks = any(TextTask.RERANK in each.facts.tasks for each in able)
-        exchange.encoder = context.encoder(request.model or "", TextTask.RERANK if ranks else TextTask.EMBED)
-        pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
-        exchange.texts = pairs if ranks else [*second, *first]
-        exchange.options = TextOptions(truncate_left=cuts_left(request.truncation_side))
-        cut_to(exchange, request.truncate_prompt_tokens)
-        exchange.form = len(second), request.use_activation is False
-        exchange.identity = names, len(second)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the score of each pair."""
-        pairs, raw = exchange.form
-        if isinstance(exchange.texts[0], tuple):
-            scores = relevance(exchange, encoded, raw=raw)
+    def write(encoded: Encoded) -> HttpResponse:
+        if ranks:
+            scores = relevance(encoder, encoded, raw=request.use_activation is False)
         else:
             vectors = unit_vectors(encoded.vectors)
-            scores = (vectors[:pairs] * vectors[pairs:]).sum(axis=-1).tolist()
+            scores = (vectors[:count] * vectors[count:]).sum(axis=-1).tolist()
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return json_response({"object": "list", "data": data, **_answer(exchange, encoded)})
+        return json_response({"object": "list", "data": data, **_lead(encoder, encoded)})
 
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the response for `error`, which names the text at fault by its side and its place there."""
-        if identity is not None and isinstance(error, WeirError) and error.field == TEXTS_FIELD:
-            names, pairs = identity  # the texts of the first side follow those of the second
-            side, place = divmod(error.place or 0, pairs)
-            error = error.at(names[1 - side], place)
-        return super().error_answer(error, development=development)
+    pairs = list(zip(first * count if len(first) == 1 else first, second, strict=True))
+    return TextWork(encoder, pairs if ranks else [*second, *first], write, options)
+
+
+def _error_at_side(names: tuple[str, str], count: int, error: BaseException, development: bool) -> OpenAIError:
+    """Return the document for `error`, which names the text at fault by its side and its index there. The texts of the first side follow the `count` of the
+    second."""
+    if isinstance(error, WeirError) and error.field == TEXTS_FIELD:
+        side, index = divmod(error.place or 0, count)
+        error = error.at(names[1 - side], index)
+    return error_document(error, development)
 
 
 def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
@@ -317,74 +326,47 @@ def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
     return check_texts(texts, name, context)
 
 
-class PromptProtocol(InfinityProtocol):
-    """POST /tokenize with a prompt."""
+@InfinityEndpoint("/tokenize", "Show the tokens of a text, as vLLM does", {"prompt": _QUERY}, dict[str, Any], name=VLLM)
+def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
+    """Read a request for the tokens of a prompt."""
+    texts = check_texts([request.prompt], "prompt", exchange.context)
+    encoder = exchange.choose(request.model)
 
-    name = VLLM
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request = read_document(document, PromptBody)
-        exchange.texts = check_texts([request.prompt], "prompt", exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
-        special = request.add_special_tokens is not False
-        exchange.work = partial(encoder.tokenize, exchange.texts, special=special, prompt="")
-        exchange.form = bool(request.return_token_strs)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the tokens."""
-        tokens: list[TokenDetail] = exchange.found[0]
-        shown = [each.text for each in tokens] if exchange.form else None
-        sizes = {"count": len(tokens), "max_model_len": exchange.chosen.max_length}
+    def write(encoded: Encoded) -> HttpResponse:
+        tokens = (encoded.details or [[]])[0]
+        shown = [each.text for each in tokens] if request.return_token_strs else None
+        sizes = {"count": len(tokens), "max_model_len": encoder.max_length}
         return json_response({**sizes, "tokens": [each.id for each in tokens], "token_strs": shown})
 
-
-VLLM_TOKENIZE = PromptProtocol()
-
-
-class DetokenizeProtocol(InfinityProtocol):
-    """POST /detokenize."""
-
-    name = VLLM
-    paths = ("/detokenize",)
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request = read_document(document, DetokenizeBody)
-        exchange.texts = [request.tokens]
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
-        exchange.work = partial(encoder.decode, [request.tokens], skip_special=False)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the text."""
-        return json_response({"prompt": exchange.found[0]})
+    compute = partial(tokens_of, encoder, texts, special=request.add_special_tokens is not False)
+    return TextWork(encoder, texts, write, compute=compute)
 
 
-class Infinity(TextApi):
-    """The endpoints of infinity and vLLM but those that TEI has, too."""
+@InfinityEndpoint("/detokenize", "Show the text of tokens, as vLLM does", {"tokens": [1, 2]}, dict[str, str], name=VLLM)
+def detokenize(request: DetokenizeBody, exchange: TextExchange) -> HttpWork:
+    """Read a request for the text of tokens."""
+    encoder = exchange.choose(request.model)
 
-    def __init__(self, context: EmbeddingContext) -> None:
-        self._since = int(time.time())
-        texts, pairs = {"input": ["I am happy"]}, {"queries": "What is a weir?", "documents": ["A low dam.", "A bird."]}
-        to_embed = "Encode texts, as infinity does", EmbeddingsRequest, texts, InfinityEmbeddingsAnswer
-        to_detokenize = "Show the text of tokens, as vLLM does", DetokenizeBody, {"tokens": [1, 2]}, dict[str, str]
-        to_label = "Label texts, as infinity does", ClassifyRequest, texts, ClassifyAnswer
-        calls = [
-            TextCall(EmbeddingsProtocol(), *to_embed, TextTask.EMBED),
-            TextCall(ClassifyProtocol(), *to_label, TextTask.PREDICT),
-            TextCall(ScoreProtocol(), "Score pairs of texts, as vLLM does", ScoreRequest, pairs, dict[str, Any]),
-            TextCall(DetokenizeProtocol(), *to_detokenize),
-        ]
-        title = "List the models of texts, as infinity does"
-        models = TextPage("get", "/models", title, InfinityModelList, self.list_models)
-        version = TextPage("get", "/version", "Return the version of this server", dict[str, str], self.version)
-        super().__init__(context, OpenAIError, calls, [models, version])
+    def write(encoded: Encoded) -> HttpResponse:
+        return json_response({"prompt": "".join(encoded.decoded or ())})
 
-    async def list_models(self, call: AsgiCall) -> HttpResponse:
-        """Return the list of the models, with what waits for them."""
-        cards = [_card(encoder, self._since) for encoder in self.context.encoders.values()]
+    compute = partial(texts_of, encoder, [request.tokens], skip_special=False)
+    return TextWork(encoder, [request.tokens], write, compute=compute)
+
+
+def infinity_api(context: EmbeddingContext) -> TextApi:
+    """Return the endpoints of infinity and vLLM but those that TEI has, too."""
+
+    async def list_models(call: AsgiCall) -> HttpResponse:
+        cards = [_card(encoder, context.since) for encoder in context.encoders.values()]
         return json_response(InfinityModelList(object="list", data=cards))
 
-    async def version(self, call: AsgiCall) -> HttpResponse:
-        """Return the version of this server."""
+    async def version(call: AsgiCall) -> HttpResponse:
         return json_response({"version": __version__})
+
+    title = "List the models of texts, as infinity does"
+    pages = [
+        TextPage("get", "/models", title, InfinityModelList, list_models),
+        TextPage("get", "/version", "Return the version of this server", dict[str, str], version),
+    ]
+    return TextApi(context, OpenAIError, [embed, classify, score, detokenize], pages)

@@ -26,6 +26,7 @@ from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
 from weir.text_server.exchange import (
     EmbeddingContext,
     TextExchange,
+    TextWork,
     check_client,
     check_text,
     each_output,
@@ -78,8 +79,10 @@ def wanted_outputs(request: InferenceRequest, encoder: Encodes) -> list[TextOutp
     return [*encoder.facts.outputs[:1], *further] if further else None
 
 
-def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Encodes) -> None:
-    """Read texts and options of `request` into `exchange`. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
+def read_tensors(
+    exchange: TextExchange, request: InferenceRequest, encoder: Encodes
+) -> TextWork[dict[str, NDArray[Any]]]:
+    """Return the work of `request`, which writes the arrays of the response. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
     parameters = request.parameters
     tokenized = _flag(parameters, "is_tokenized")
     (name,) = (tensor.name for tensor in INPUTS)
@@ -89,19 +92,20 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
     value = request.inputs[0]
     exchange.context.check_count(len(value.array) if value.array.ndim else 1, f"tensor {name!r}")
     keep = parameters.get("dimensions")
-    exchange.texts = _texts(value, tokenized)
+    texts = _texts(value, tokenized)
     fields = TextOptionFields(
         dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
         truncate=_flag(parameters, "truncate"),
         **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
     )
     wanted = wanted_outputs(request, encoder)
-    exchange.options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
+    options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
-    exchange.client_name = exchange.client or exchange.frontend
+    exchange.peer = exchange.frontend
+    return TextWork(encoder, texts, arrays_of, options)
 
 
-def arrays_of(encoded: Encoded) -> dict[str, Any]:
+def arrays_of(encoded: Encoded) -> dict[str, NDArray[Any]]:
     """Return the arrays of the response by the names of the tensors."""
     arrays = {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
     if terms := encoded.further.get(TextOutput.SPARSE):
@@ -299,44 +303,47 @@ class TextInference:
 
     async def infer(self, call: "Exchange", request: InferenceRequest) -> InferenceResponse:
         """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
-        exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
+        exchange = TextExchange(self._context, call.frontend, self._encoder.name, trace=call.trace)
         try:
-            await self._read(exchange, request, call)
-            encoded = await exchange.vectors()
+            work = await self._read(exchange, request, call)
+            encoded = await exchange.run(work)
         except WeirError as error:
             exchange.refused(kserve_code(error))
             raise error.renamed({TEXTS_FIELD: f"tensor {INPUTS[0].name!r}"}) from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
-        arrays = arrays_of(encoded)
+        arrays = work.write(encoded)
         values = select_outputs([tensor for tensor in self._outputs if tensor.name in arrays], request, arrays)
         counts = {"truncated": cut, "foreign_ids": encoded.foreign}
         parameters: Parameters = {name: count for name, count in counts.items() if count}
         facts = call.service.facts
         return InferenceResponse(facts.name, values, version=facts.version, id=request.id, parameters=parameters)
 
-    async def _read(self, exchange: TextExchange, request: InferenceRequest, call: "Exchange") -> None:
-        """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
+    async def _read(
+        self, exchange: TextExchange, request: InferenceRequest, call: "Exchange"
+    ) -> TextWork[dict[str, NDArray[Any]]]:
+        """Return the work of `request`, read in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
         facts = call.service.facts
         check_outputs(self._outputs, request, facts.name)
         schedule = schedule_of(request.parameters, facts.model)
-        work = partial(read_tensors, exchange, request, self._encoder)
+        read = partial(read_tensors, exchange, request, self._encoder)
         many = sum(value.array.size for value in request.inputs) > _LARGE
-        await asyncio.to_thread(work) if many else work()
+        work = await asyncio.to_thread(read) if many else read()
         exchange.priority = schedule.priority
         exchange.timeout = min((each for each in (call.timeout, schedule.timeout) if each is not None), default=None)
         if exchange.timeout is not None and exchange.timeout <= 0:
             raise DeadlineExceeded("the deadline passed before the request was read")
+        return work
 
     async def infer_items(self, call: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
-        exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
+        exchange = TextExchange(self._context, call.frontend, self._encoder.name, trace=call.trace)
         try:
             options = TextHead([*call.headers])
             items = await self._items(head, body, call)
             options.apply_to(exchange, call.peer)
             exchange.received(len(items))
-            groups = ItemGroups(exchange, head, items)
+            groups = ItemGroups(self._encoder, exchange, head, items)
             results = await groups.results(call.trace)
             exchange.warn_of_ids(groups.foreign)
             if not head.batch and isinstance(results[0], WeirError):
@@ -373,7 +380,8 @@ class ItemGroups:
         foreign: how many items were sent as token ids that seem to be those of another model.
     """
 
-    def __init__(self, exchange: TextExchange, head: ItemHead, items: list[Item | WeirError]) -> None:
+    def __init__(self, encoder: Encodes, exchange: TextExchange, head: ItemHead, items: list[Item | WeirError]) -> None:
+        self._encoder = encoder
         self._exchange = exchange
         self._head = head
         self._items = items
@@ -413,7 +421,7 @@ class ItemGroups:
         try:
             if timeout <= 0:
                 raise DeadlineExceeded("the deadline passed before all texts were computed")
-            encoded = await self._exchange.encode(texts, options, timeout, trace, each=True)
+            encoded = await self._encoder.encode(texts, self._exchange.query(options, timeout, trace, each=True))
         except WeirError as error:
             return error
         self.dispatch = self.dispatch or encoded.dispatch

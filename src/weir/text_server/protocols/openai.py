@@ -4,9 +4,8 @@ A text that is longer than the model reads is cut, unless the settings refuse it
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
-import time
-from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -39,44 +38,37 @@ from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, TextOption
 from weir.text_server.exchange import (
     EmbeddingContext,
     SparseVector,
-    TextExchange,
+    TextWork,
     cut_to,
     each_output,
     listed_name,
     options_of,
-    read_object,
     read_texts,
     sparse_vector,
     truncated_places,
 )
-from weir.text_server.http import ErrorForm, Listing, TextApi, TextCall, TextPage, TextProtocol, listing
+from weir.text_server.http import (
+    ErrorForm,
+    HttpExchange,
+    HttpWork,
+    Listing,
+    TextApi,
+    TextEndpoint,
+    TextPage,
+    listing,
+)
 from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
-from weir.wire.schema import any_of, wrong_field
+from weir.wire.schema import any_of
 
 
-def wrong(message: str, field: str = "") -> InvalidRequest:
-    """Return the InvalidRequest for the field `field`."""
-    return InvalidRequest(message).about(field)
-
-
-def _error_document(error: BaseException, identity: Any, development: bool) -> OpenAIError:
+def error_document(error: BaseException, development: bool) -> OpenAIError:
+    """Return the document for `error`."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     code = "context_length_exceeded" if TOO_LONG in details else None
     return openai_error(error, code=code, development=development)
 
 
-OPENAI_ERRORS = ErrorForm(_error_document)
-
-
-def no_such_path(path: str, known: str) -> HttpResponse:
-    """Return the answer for a path that does not exist. `known` lists the paths that exist."""
-    document: OpenAIErrorValue = {
-        "message": f"{path}: unknown path; available: {known}",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "unknown_url",
-    }
-    return json_response({"error": document}, status=404)
+OPENAI_ERRORS = ErrorForm(error_document, field="input")
 
 
 NAME = "openai"
@@ -132,6 +124,23 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     store: Any = None
     service_tier: Any = None
 
+    def __post_init__(self) -> None:
+        for name in ("late_chunking", "return_multivector"):
+            if getattr(self, name):
+                raise InvalidRequest("must be false: a text has one vector of its own here").of(name, "true")
+        if self.modality not in (None, "text"):
+            raise InvalidRequest("must be text").of("modality", brief(self.modality))
+        if self.task is not None and self.input_type is not None:
+            raise InvalidRequest("task, input_type: only one of them may be given").about("task")
+        if self.user and len(self.user) > _LONGEST_USER:
+            rule = f"has {len(self.user)} characters, must have at most {_LONGEST_USER}"
+            raise InvalidRequest(rule).of("user")
+        self.input_type = self.input_type or self.task
+        self.truncation_direction = self.truncation_direction or self.truncation_side
+        self.dimensions = self.dimensions or None  # infinity's client sends 0 for all
+        if self.dimensions is not None and self.dimensions < 1:
+            raise InvalidRequest("must be 1 or more").of("dimensions", str(self.dimensions))
+
 
 class NumberedVector(TypedDict):
     """What was made of one text: its vector, and with `outputs` those alone that they name."""
@@ -144,8 +153,9 @@ class NumberedVector(TypedDict):
 
 
 class EmbeddingsForm(NamedTuple):
-    """How the vectors of a request are written."""
+    """How the vectors of a request for `model` are written."""
 
+    model: str
     packing: Packing
     unit_length: bool  # of the vectors of texts
     outputs: tuple[TextOutput, ...] = ()
@@ -158,6 +168,12 @@ class TokenUsage(TypedDict):
 
     prompt_tokens: int
     total_tokens: int
+
+
+def usage_of(encoded: Encoded) -> TokenUsage:
+    """Return how many tokens were computed."""
+    tokens = sum(encoded.counts)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 class EmbeddingsLead(TypedDict):
@@ -197,57 +213,6 @@ class TextModelList(TypedDict):
     data: list[TextModelCard]
 
 
-class OpenAI(TextApi):
-    """The endpoints of OpenAI: vectors, and the list of the models."""
-
-    def __init__(self, context: EmbeddingContext) -> None:
-        self._since = int(time.time())
-        summary, example = "Encode texts, as OpenAI does", {"input": ["First do it", "then do it right"]}
-        embeddings = TextCall(OPENAI, summary, EmbeddingsRequest, example, EmbeddingsAnswer, TextTask.EMBED)
-        pages = [
-            TextPage("get", "/v1/models", "List the models of texts", TextModelList, self.list_models),
-            TextPage("get", "/v1/models/{model}", "Describe a model of texts", TextModelCard, self.show_model),
-        ]
-        super().__init__(context, OpenAIError, [embeddings], pages)
-
-    def endpoints(self) -> list[HttpEndpoint]:
-        """Return the endpoints, at last one of whatever the others do not take."""
-        unknown = HttpEndpoint(ANY, UNKNOWN, answered(self.refuse_path), refuse=self.texts[0].refusal)
-        return [*super().endpoints(), unknown]
-
-    async def list_models(self, call: AsgiCall) -> HttpResponse:
-        """Return the list of the models."""
-        cards = [model_card(encoder, self._since) for encoder in self.context.encoders.values()]
-        return json_response(TextModelList(object="list", data=cards))
-
-    async def show_model(self, call: AsgiCall) -> HttpResponse:
-        """Return the description of one model. Raises ModelNotFound."""
-        return json_response(model_card(self.context.encoder(call.path["model"]), self._since))
-
-    async def refuse_path(self, request: Request) -> Response:
-        """Answer a path that does not exist."""
-        self.context.counts.refused("", NAME, 404)
-        answer = no_such_path(request.url.path, listed(request.app.routes, "/v1/"))
-        return as_response(identified(answer, request.headers.raw))
-
-
-def model_card(encoder: Encodes, since: int) -> TextModelCard:
-    """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
-    card: TextModelCard = {
-        "id": listed_name(encoder),
-        "object": "model",
-        "created": since,
-        "owned_by": (encoder.facts.id or listed_name(encoder)).rpartition("/")[0] or "weir",
-        "ready": encoder.facts.ready(),
-        "dimensions": encoder.dimensions,
-        "max_length": encoder.max_length,
-    }
-    if encoder.facts.use is not None:
-        use = encoder.facts.use()
-        card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
-    return card
-
-
 class PlainRequest(Struct, forbid_unknown_fields=True):
     """A request for the vector of one text, as most are. It is decoded in a fifth of the time of any other."""
 
@@ -268,64 +233,78 @@ def _read_plain(body: bytes) -> PlainRequest | None:
         return None
 
 
-class OpenAIProtocol(TextProtocol):
-    """OpenAI's protocol for embeddings; see TextProtocol."""
+@dataclass
+class OpenAIEndpoint(TextEndpoint):
+    """An endpoint that takes what OpenAI's takes."""
 
-    name = NAME
-    field, errors = "input", OPENAI_ERRORS
-    paths: Sequence[str] = ("/v1/embeddings",)
+    name: str = NAME
+    errors: ErrorForm = OPENAI_ERRORS
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest with the field, and ModelNotFound."""
-        if (plain := _read_plain(body)) is not None:
-            exchange.texts = [plain.input]
-            exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
-            is_json, unscaled = plain.encoding_format == "float", exchange.encoder.facts.unscaled
-            exchange.as_json = is_json and not unscaled
-            exchange.form = _PLAIN_FORMS[is_json, unscaled]
-            return
-        request = read_body(body)
-        try:
-            exchange.texts = read_texts(request.input, "input", exchange.context)
-        except InvalidRequest as error:
-            raise error.about("input") from None
-        packing = request.encoding_format or request.embedding_type
-        field = "encoding_format" if request.encoding_format else "embedding_type"
-        exchange.client = request.user or ""
-        task = None if request.outputs else TextTask.EMBED
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", task)
-        exchange.options = options_of(request, encoder, outputs=request.outputs)
-        cut_to(exchange, request.truncate_prompt_tokens)
-        outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
-        unit_length = encoder.facts.unscaled if request.normalized is None else request.normalized
-        exchange.form = EmbeddingsForm(
-            packing_named(packing, field), unit_length, outputs, bool(request.normalized), encoder.facts.ranges
-        )
+    def work(self, exchange: HttpExchange, headers: Headers, body: bytes) -> HttpWork:
+        """See TextEndpoint."""
+        plain = _read_plain(body)
+        if plain is None:
+            return super().work(exchange, headers, body)
+        encoder = exchange.choose(plain.model, TextTask.EMBED)
+        is_json, unscaled = plain.encoding_format == "float", encoder.facts.unscaled
+        form = EmbeddingsForm(listed_name(encoder), Packing(plain.encoding_format), unscaled)
+        return TextWork(encoder, [plain.input], partial(_written, form), as_json=is_json and not unscaled)
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
-        """Return the vectors in the requested `encoding_format`, with length 1 unless `normalized` is false. Raises Unsupported if there is one for each token and `outputs` do not name them."""
-        if encoded.written is not None:
-            return _written_one(exchange.listed_model, encoded.counts[0], encoded.written)
-        if exchange.form.outputs:
-            return _written_outputs(exchange.listed_model, exchange.form, encoded)
-        if encoded.vectors.ndim != 2:
-            rule = f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
-            raise Unsupported(rule)
-        form = exchange.form
-        if len(encoded.vectors) == 1 and form.packing is Packing.FLOAT and not encoded.truncated[0]:
-            vector = unit_vectors(encoded.vectors[0]) if form.unit_length else encoded.vectors[0]
-            return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(vector))
-        return _written(exchange.listed_model, exchange.form, encoded)
+    def request_of(self, document: dict[str, Any]) -> Any:
+        """See TextEndpoint."""
+        if "input" not in document:
+            rule = "is missing, must be a text, a list of texts, a list of token ids, or a list of such"
+            raise InvalidRequest(rule).of("input")
+        return super().request_of(document)
 
 
-OPENAI = OpenAIProtocol()
+_EXAMPLE = {"input": ["First do it", "then do it right"]}
 
 
-_PLAIN_FORMS = {
-    (is_json, unit_length): EmbeddingsForm(Packing.FLOAT if is_json else Packing.BASE64, unit_length)
-    for is_json in (True, False)
-    for unit_length in (True, False)
-}
+@OpenAIEndpoint("/v1/embeddings", "Encode texts, as OpenAI does", _EXAMPLE, EmbeddingsAnswer, TextTask.EMBED)
+def embeddings(request: EmbeddingsRequest, exchange: HttpExchange) -> HttpWork:
+    """Read a request for vectors."""
+    try:
+        texts = read_texts(request.input, "input", exchange.context)
+    except InvalidRequest as error:
+        raise error.about("input") from None
+    field = "encoding_format" if request.encoding_format else "embedding_type"
+    exchange.client = request.user or ""
+    encoder = exchange.choose(request.model, None if request.outputs else TextTask.EMBED)
+    facts, normalized = encoder.facts, request.normalized
+    options = cut_to(options_of(request, encoder, outputs=request.outputs), request.truncate_prompt_tokens, encoder)
+    form = EmbeddingsForm(
+        listed_name(encoder),
+        packing_named(request.encoding_format or request.embedding_type, field),
+        facts.unscaled if normalized is None else normalized,
+        options.outputs or (facts.outputs[:1] if request.outputs else ()),
+        bool(normalized),
+        facts.ranges,
+    )
+    return TextWork(encoder, texts, partial(_written, form), options)
+
+
+def _written(form: EmbeddingsForm, encoded: Encoded) -> Listing | HttpResponse:
+    """Return the vectors in the form that the request states. Raises Unsupported if there is one for each token and `outputs` do not name them."""
+    vectors = encoded.vectors
+    if encoded.written is not None:
+        return _written_one(form.model, encoded.counts[0], encoded.written)
+    if form.outputs:
+        return _written_outputs(form, encoded)
+    if vectors.ndim != 2:
+        raise Unsupported(f"model {form.model!r} gives a vector for each token of a text: POST /encode has them")
+    if len(vectors) == 1 and form.packing is Packing.FLOAT and not encoded.truncated[0]:
+        vector = unit_vectors(vectors[0]) if form.unit_length else vectors[0]
+        return _written_one(form.model, encoded.counts[0], written_numbers(vector))
+
+    def items(start: int, stop: int) -> list[Any]:
+        part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
+        found = zip(range(start, stop), packed(part, form.packing, form.ranges), strict=True)
+        return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in found]
+
+    return listing(_lead(form.model, encoded), "data", len(vectors), vectors.shape[1], items)
+
+
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
 
 
@@ -339,38 +318,22 @@ def _quoted(model: str) -> bytes:
     return msgspec.json.encode(model)
 
 
-def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
-    vectors = encoded.vectors
-
-    def items(start: int, stop: int) -> list[Any]:
-        part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
-        found = zip(range(start, stop), packed(part, form.packing, form.ranges), strict=True)
-        return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
-
-    return listing(_lead(model, encoded), "data", len(vectors), vectors.shape[1], items)
-
-
 def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
-    tokens = sum(encoded.counts)
-    lead: EmbeddingsLead = {
-        "object": "list",
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
+    lead: EmbeddingsLead = {"object": "list", "model": model, "usage": usage_of(encoded)}
     if cut := truncated_places(encoded):
         lead["truncated"] = cut
     return lead
 
 
-def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
+def _written_outputs(form: EmbeddingsForm, encoded: Encoded) -> Listing:
     """Return what the request's `outputs` name of each text. Vectors of texts and of tokens have the requested form."""
 
     def vectors(found: NDArray[Any], unit_length: bool, ranges: NDArray[Any] | None = None) -> list[Any]:
         return packed(unit_vectors(found) if unit_length else found, form.packing, ranges)
 
-    def item(place: int) -> NumberedVector:
-        made: NumberedVector = {"object": "embedding", "index": place}
-        for output, found in each_output(encoded, form.outputs, place).items():
+    def item(index: int) -> NumberedVector:
+        made: NumberedVector = {"object": "embedding", "index": index}
+        for output, found in each_output(encoded, form.outputs, index).items():
             if output is TextOutput.DENSE:
                 made["embedding"] = vectors(found[None], form.unit_length, form.ranges)[0]
             elif output is TextOutput.SPARSE:
@@ -381,7 +344,7 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
 
     largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.further.values())
     return listing(
-        _lead(model, encoded),
+        _lead(form.model, encoded),
         "data",
         len(encoded.vectors),
         largest,
@@ -389,29 +352,55 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
     )
 
 
-def read_body(body: bytes) -> EmbeddingsRequest:
-    """Return the request that a body is. Raises InvalidRequest with the field."""
-    given = read_object(body)
-    if "input" not in given:
-        rule = "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such"
-        raise wrong(rule, "input")
-    try:
-        request = msgspec.convert(given, EmbeddingsRequest)
-    except msgspec.ValidationError as error:
-        field, message = wrong_field(given, EmbeddingsRequest, error)
-        raise wrong(message, field) from None
-    for name in ("late_chunking", "return_multivector"):
-        if getattr(request, name):
-            raise wrong(f"{name}=true: must be false: a text has one vector of its own here", name)
-    if request.modality not in (None, "text"):
-        raise wrong(f"modality={brief(request.modality)}: must be text", "modality")
-    if request.task is not None and request.input_type is not None:
-        raise wrong("task, input_type: only one of them may be given", "task")
-    request.input_type = request.input_type or request.task
-    request.truncation_direction = request.truncation_direction or request.truncation_side
-    if request.user and len(request.user) > _LONGEST_USER:
-        raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
-    request.dimensions = request.dimensions or None  # infinity's client sends 0 for all
-    if request.dimensions is not None and request.dimensions < 1:
-        raise wrong(f"dimensions={request.dimensions}: must be 1 or more", "dimensions")
-    return request
+class OpenAI(TextApi):
+    """The endpoints of OpenAI: vectors, and the list of the models."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        pages = [
+            TextPage("get", "/v1/models", "List the models of texts", TextModelList, self.list_models),
+            TextPage("get", "/v1/models/{model}", "Describe a model of texts", TextModelCard, self.show_model),
+        ]
+        super().__init__(context, OpenAIError, [embeddings], pages)
+
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints, at last one of whatever the others do not take."""
+        unknown = HttpEndpoint(ANY, UNKNOWN, answered(self.refuse_path), refuse=self.texts[0].refusal)
+        return [*super().endpoints(), unknown]
+
+    async def list_models(self, call: AsgiCall) -> HttpResponse:
+        """Return the list of the models."""
+        cards = [model_card(encoder, self.context.since) for encoder in self.context.encoders.values()]
+        return json_response(TextModelList(object="list", data=cards))
+
+    async def show_model(self, call: AsgiCall) -> HttpResponse:
+        """Return the description of one model. Raises ModelNotFound."""
+        return json_response(model_card(self.context.encoder(call.path["model"]), self.context.since))
+
+    async def refuse_path(self, request: Request) -> Response:
+        """Refuse a path that does not exist, and name those that do."""
+        self.context.counts.refused("", NAME, 404)
+        known = listed(request.app.routes, "/v1/")
+        error: OpenAIErrorValue = {
+            "message": f"{request.url.path}: unknown path; available: {known}",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+        return as_response(identified(json_response({"error": error}, status=404), request.headers.raw))
+
+
+def model_card(encoder: Encodes, since: int) -> TextModelCard:
+    """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
+    card: TextModelCard = {
+        "id": listed_name(encoder),
+        "object": "model",
+        "created": since,
+        "owned_by": (encoder.facts.id or listed_name(encoder)).rpartition("/")[0] or "weir",
+        "ready": encoder.facts.ready(),
+        "dimensions": encoder.dimensions,
+        "max_length": encoder.max_length,
+    }
+    if encoder.facts.use is not None:
+        use = encoder.facts.use()
+        card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
+    return card

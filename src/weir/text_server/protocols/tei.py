@@ -6,10 +6,12 @@ A request names no model there: the first model of the server that can do what t
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -41,33 +43,35 @@ from weir.text_server.exchange import (
     EMPTY,
     MANY,
     EmbeddingContext,
+    Ranked,
     RankingForm,
     TextExchange,
+    TextWork,
     check_text,
     check_texts,
     cuts_left,
     labelled,
     listed_name,
     options_of,
-    ranked,
-    read_pairs,
+    read_ranking,
     read_texts,
     terms,
+    texts_of,
     token_ids,
+    tokens_of,
 )
 from weir.text_server.http import (
-    EitherProtocol,
     ErrorForm,
+    HttpWork,
     Listing,
     TextApi,
-    TextCall,
+    TextEndpoint,
     TextPage,
-    TextProtocol,
     listing,
 )
-from weir.text_server.protocols.infinity import INFINITY_RERANK, VLLM_TOKENIZE
+from weir.text_server.protocols import infinity
 from weir.text_server.texts import Encoded, Encodes, TextOptions, TextTask
-from weir.wire.schema import any_of, read_document
+from weir.wire.schema import any_of
 from weir.wire.status import http_code
 
 NAME = "tei"
@@ -166,14 +170,6 @@ class VertexAnswer(TypedDict):
     predictions: list[Any]
 
 
-class TeiRank(TypedDict, total=False):
-    """A text at its place in the ranking."""
-
-    index: int
-    score: float
-    text: str
-
-
 class TeiTerm(TypedDict):
     """A term of a sparse vector: the id of a token of the vocabulary, and its weight."""
 
@@ -191,155 +187,168 @@ class TeiToken(TypedDict):
     stop: int | None
 
 
-class Shown(NamedTuple):
-    """How the response of a request is written: raw scores, one input or several, vectors of length 1, the best labels alone."""
-
-    raw: bool = False
-    single: bool = False
-    unit_length: bool = False
-    top: int | None = None
-    independent: bool | None = None
-
-
-def _error_document(error: BaseException, identity: Any, development: bool) -> TeiError:
+def _error_document(error: BaseException, development: bool) -> TeiError:
     message = error_value(error, development=development)["message"]
     return TeiError(error=message, error_type=_codes(error)[1])
 
 
-class TeiProtocol(TextProtocol):
-    """What TEI's protocols have in common."""
-
-    name = NAME
-    field, errors = "inputs", ErrorForm(_error_document, lambda error: _codes(error)[0])
-
-    def __init__(self, *paths: str) -> None:
-        self.paths = paths
+TEI_ERRORS = ErrorForm(_error_document, lambda error: _codes(error)[0], "inputs")
 
 
-class EmbedProtocol(TeiProtocol):
-    """POST /embed; with `task` EMBED_ALL /embed_all, and with EMBED_SPARSE /embed_sparse."""
+@dataclass
+class TeiEndpoint(TextEndpoint):
+    """An endpoint of TEI."""
 
-    def __init__(self, *paths: str, task: TextTask = TextTask.EMBED) -> None:
-        super().__init__(*paths)
-        self._task = task
+    name: str = NAME
+    errors: ErrorForm = TEI_ERRORS
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """See TextProtocol."""
-        request = _read(document, EmbedRequest, "inputs")
-        exchange.texts = read_texts(request.inputs, "inputs", exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
-        if self._task is TextTask.EMBED_SPARSE:
-            request.dimensions = None  # of dense vectors alone
-        exchange.options = options_for(request, encoder, self._task)
-        exchange.form = Shown(unit_length=request.normalize is not False and self._task is TextTask.EMBED)
+    def request_of(self, document: dict[str, Any]) -> Any:
+        """See TextEndpoint. An empty text or list has an error of its own."""
+        name = self.errors.field
+        if document.get(name) in ("", []):
+            raise InvalidRequest(f"{name}: must not be empty", details={EMPTY: True})
+        return super().request_of(document)
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the vectors, or the terms of each text, as a list."""
-        vectors, lengths, unit_length = encoded.vectors, encoded.lengths, exchange.form.unit_length
+
+_TEXTS = ["A low dam.", "A bird."]
+_INPUTS = {"inputs": _TEXTS}
+_OF_TEXTS, _OF_IDS = TEI_ERRORS._replace(field="texts"), TEI_ERRORS._replace(field="ids")
+_PAIRS = {"inputs": {"source_sentence": _TEXTS[0], "sentences": _TEXTS}}
+_RANKING = {"query": "What is a weir?", "texts": _TEXTS}
+
+
+@TeiEndpoint("/embed", "Encode texts, as TEI does", _INPUTS, list[list[float]], TextTask.EMBED)
+def embed(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for a vector of each text."""
+    return read_embed(request, exchange, TextTask.EMBED)
+
+
+@TeiEndpoint(
+    "/embed_all", "Encode each token of texts, as TEI does", _INPUTS, list[list[list[float]]], TextTask.EMBED_ALL
+)
+def embed_all(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for a vector of each token."""
+    return read_embed(request, exchange, TextTask.EMBED_ALL)
+
+
+_TERMS = "Encode texts as weights of their terms, as TEI does"
+
+
+@TeiEndpoint("/embed_sparse", _TERMS, _INPUTS, list[list[TeiTerm]], TextTask.EMBED_SPARSE)
+def embed_sparse(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the terms of each text."""
+    return read_embed(request, exchange, TextTask.EMBED_SPARSE)
+
+
+def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) -> HttpWork:
+    """Return the work of making a vector for each text, one for each of its tokens, or its terms, by the `task`."""
+    texts = read_texts(request.inputs, "inputs", exchange.context)
+    encoder = exchange.choose(request.model, task)
+    if task is TextTask.EMBED_SPARSE:
+        request.dimensions = None  # of dense vectors alone
+    unit_length = request.normalize is not False and task is TextTask.EMBED
+
+    def write(encoded: Encoded) -> Listing:
+        vectors, lengths = encoded.vectors, encoded.lengths
 
         def items(start: int, stop: int) -> list[Any]:
             part = vectors[start:stop]
-            if self._task is TextTask.EMBED_SPARSE:
+            if task is TextTask.EMBED_SPARSE:
                 rows = [terms(encoded, row) for row in range(start, stop)]
                 return [[{"index": index, "value": value} for index, value in row] for row in rows]
             if lengths is None:
                 return packed(unit_vectors(part) if unit_length else part)
             return [packed(vector[None, :length])[0] for vector, length in zip(part, lengths[start:stop], strict=True)]
 
-        return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(exchange, encoded))
+        return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(encoder, texts, encoded))
+
+    return TextWork(encoder, texts, write, options_for(request, encoder, task))
 
 
-class SimilarityProtocol(TeiProtocol):
-    """POST /similarity."""
+@TeiEndpoint("/similarity", "Compare a sentence with others, as TEI does", _PAIRS, list[float], TextTask.EMBED)
+def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for how similar sentences are to another, by the function of the model."""
+    source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
+    texts = [source, *check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
+    encoder = exchange.choose(request.model, TextTask.EMBED)
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, SimilarityRequest, "inputs")
-        source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
-        exchange.texts = [source, *check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
-        exchange.options = options_for(request.parameters or TextOptionFields(), encoder)
+    def write(encoded: Encoded) -> HttpResponse:
+        found = similarities(encoded.vectors[0], encoded.vectors[1:], encoder.facts.similarity)
+        return json_response(packed(found[None])[0], compute_headers(encoder, texts, encoded))
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return how similar each sentence is, by the function of the model."""
-        found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.chosen.facts.similarity)
-        return json_response(packed(found[None])[0], compute_headers(exchange, encoded))
+    return TextWork(encoder, texts, write, options_for(request.parameters or TextOptionFields(), encoder))
 
 
-class RerankProtocol(TeiProtocol):
-    """POST /rerank."""
-
-    field = "texts"
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, TeiRerankRequest, "texts")
-        left = cuts_left(request.truncation_direction)
-        documents = read_pairs(
-            exchange, request.query, request.texts, "texts", request.model, request.truncate, left=left
-        )
-        exchange.form = RankingForm(None, documents if request.return_text else None, bool(request.raw_scores))
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the texts by their ranks."""
-        ranks: list[TeiRank] = []
-        for index, score, text in ranked(exchange, encoded):
-            rank = TeiRank(index=index, score=score)
-            ranks.append(rank if text is None else {**rank, "text": text})
-        return json_response(ranks, compute_headers(exchange, encoded))
+def ranking_of(request: TeiRerankRequest, exchange: TextExchange) -> TextWork[list[Ranked]]:
+    """Return the work of ranking texts. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+    form = RankingForm(None, bool(request.return_text), bool(request.raw_scores))
+    options = TextOptions(truncate=request.truncate, truncate_left=cuts_left(request.truncation_direction))
+    ranking = read_ranking(exchange, request.query, request.texts, "texts", request.model, form)
+    return ranking._replace(options=options)
 
 
-class PredictProtocol(TeiProtocol):
-    """POST /predict."""
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, PredictRequest, "inputs")
-        exchange.texts, single = _sequences(request.inputs, exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
-        request.dimensions = None  # of vectors alone
-        exchange.options = options_for(request, encoder)
-        pipeline = request.parameters
-        if pipeline is None:
-            exchange.form = Shown(bool(request.raw_scores), single=single)
-            return
-        function = pipeline.function_to_apply
-        independent = None if function is None else function == "sigmoid"
-        exchange.form = Shown(function == "none", top=pipeline.top_k, independent=independent)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the labels of each text, the likeliest first."""
-        form: Shown = exchange.form
-        rows = labelled(encoded, exchange.chosen.facts, raw=form.raw, independent=form.independent)
-        found = [[each._asdict() for each in row[: form.top]] for row in rows]
-        return json_response(found[0] if form.single else found, compute_headers(exchange, encoded))
+_RANK, _OF_INFINITY = "Rank texts, as TEI and infinity do", {"documents": infinity.rerank}
 
 
-class TokenizeProtocol(TeiProtocol):
-    """POST /tokenize."""
+@TeiEndpoint("/rerank", _RANK, _RANKING, Any, TextTask.RERANK, errors=_OF_TEXTS, variants=_OF_INFINITY)
+def rerank(request: TeiRerankRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for a ranking."""
+    ranking = ranking_of(request, exchange)
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, TokenizeBody, "inputs")
-        values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-        texts = check_texts(values, "inputs", exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
-        options = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder)
-        exchange.texts = texts
-        exchange.form = prompt_text(options.prompt or "", encoder.facts.prompts)
-        exchange.work = partial(
-            encoder.tokenize, texts, special=request.add_special_tokens is not False, prompt=options.prompt or ""
-        )
+    def write(encoded: Encoded) -> HttpResponse:
+        return json_response(ranking.write(encoded), compute_headers(ranking.encoder, ranking.texts, encoded))
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the tokens of each text."""
-        tokens: list[list[TokenDetail]] = exchange.found
+    return ranking.written(write)
 
-        def items(start: int, stop: int) -> list[Any]:
-            texts = zip(exchange.texts[start:stop], tokens[start:stop], strict=True)
-            return [with_byte_offsets(f"{exchange.form}{text}", tokens_of) for text, tokens_of in texts]
 
-        return listing(None, "", len(tokens), len(TokenDetail._fields) * max(map(len, tokens)), items)
+@TeiEndpoint("/predict", "Label texts, as TEI does", {"inputs": _TEXTS[0]}, Any, TextTask.PREDICT)
+def predict(request: PredictRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the labels of texts, the likeliest first."""
+    texts, single = _sequences(request.inputs, exchange.context)
+    encoder = exchange.choose(request.model, TextTask.PREDICT)
+    request.dimensions = None  # of vectors alone
+    raw, top, independent = bool(request.raw_scores), None, None
+    if request.parameters is not None:
+        single, top, function = False, request.parameters.top_k, request.parameters.function_to_apply
+        raw, independent = function == "none", None if function is None else function == "sigmoid"
+
+    def write(encoded: Encoded) -> HttpResponse:
+        rows = labelled(encoded, encoder.facts, raw=raw, independent=independent)
+        found = [row[:top] for row in rows]
+        return json_response(found[0] if single else found, compute_headers(encoder, texts, encoded))
+
+    return TextWork(encoder, texts, write, options_for(request, encoder))
+
+
+def tokens_shown(request: TokenizeBody, exchange: TextExchange) -> TextWork[Callable[[int, int], list[list[TeiToken]]]]:
+    """Return the work of showing the tokens of texts, which writes a function: it returns those of the texts from one index up to another."""
+    values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    texts = check_texts(values, "inputs", exchange.context)
+    encoder = exchange.choose(request.model)
+    prompt = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder).prompt or ""
+    before = prompt_text(prompt, encoder.facts.prompts)
+
+    def write(encoded: Encoded) -> Callable[[int, int], list[list[TeiToken]]]:
+        found = list(zip(texts, encoded.details or (), strict=True))
+        return lambda start, stop: [with_byte_offsets(before + text, tokens) for text, tokens in found[start:stop]]
+
+    special = request.add_special_tokens is not False
+    return TextWork(encoder, texts, write, compute=partial(tokens_of, encoder, texts, special=special, prompt=prompt))
+
+
+_SHOW, _OF_VLLM = "Show the tokens of texts, as TEI and vLLM do", {"prompt": infinity.tokenize}
+
+
+@TeiEndpoint("/tokenize", _SHOW, _INPUTS, list[list[TeiToken]], variants=_OF_VLLM)
+def tokenize(request: TokenizeBody, exchange: TextExchange) -> HttpWork:
+    """Read a request for the tokens of texts."""
+    shown = tokens_shown(request, exchange)
+
+    def write(encoded: Encoded) -> Listing:
+        tokens = encoded.details or []
+        return listing(None, "", len(tokens), len(TokenDetail._fields) * max(map(len, tokens)), shown.write(encoded))
+
+    return shown.written(write)
 
 
 def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken]:
@@ -355,25 +364,19 @@ def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken
     ]
 
 
-class DecodeProtocol(TeiProtocol):
-    """POST /decode."""
+@TeiEndpoint("/decode", "Show the texts of token ids, as TEI does", {"ids": [[1, 2]]}, list[str], errors=_OF_IDS)
+def decode(request: DecodeBody, exchange: TextExchange) -> HttpWork:
+    """Read a request for the texts of token ids."""
+    single = not isinstance(request.ids, list) or not isinstance(request.ids[0], list)
+    lists = [request.ids] if single else request.ids
+    exchange.context.check_count(len(lists), "ids")
+    lists = [token_ids(each, f"ids[{index}]") for index, each in enumerate(lists)]
+    encoder = exchange.choose(request.model)
+    compute = partial(texts_of, encoder, lists, skip_special=request.skip_special_tokens is not False)
+    return TextWork(encoder, lists, lambda encoded: json_response(encoded.decoded), compute=compute)
 
-    field = "ids"
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, DecodeBody, "ids")
-        single = not isinstance(request.ids, list) or not isinstance(request.ids[0], list)
-        lists = [request.ids] if single else request.ids
-        exchange.context.check_count(len(lists), "ids")
-        lists = [token_ids(each, f"ids[{place}]") for place, each in enumerate(lists)]
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
-        exchange.texts = lists
-        exchange.work = partial(encoder.decode, lists, skip_special=request.skip_special_tokens is not False)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the text of each list."""
-        return json_response(exchange.found)
+ENDPOINTS: Sequence[TextEndpoint] = (embed, embed_all, embed_sparse, similarity, rerank, predict, tokenize, decode)
 
 
 # The endpoints that answer for the server's first model, by what it is for; for others it is /embed.
@@ -388,32 +391,16 @@ class Tei(TextApi):
         default = _DEFAULT_PATHS.get(tasks[0], "/embed") if tasks else "/embed"
         # A ranking is known by its fields; a model that ranks labels what else there is.
         self._instance_path = "/predict" if default == "/rerank" else default
-        embed, rerank, predict, sparse = [
-            (path, "/", "/invocations") if path == default else (path,)
-            for path in ("/embed", "/rerank", "/predict", "/embed_sparse")
-        ]
-        query, texts = "What is a weir?", ["A low dam.", "A bird."]
-        inputs: dict[str, Any] = {"inputs": texts}
-        pairs = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
-        of_each = EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL)
-        to_rerank = Any, {"query": query, "texts": texts}, Any
-        calls = [
-            TextCall(EmbedProtocol(*embed), "Encode texts, as TEI does", EmbedRequest, inputs, list[list[float]], TextTask.EMBED),
-            TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]], TextTask.EMBED_ALL),
-            TextCall(EmbedProtocol(*sparse, task=TextTask.EMBED_SPARSE), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]], TextTask.EMBED_SPARSE),
-            TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float], TextTask.EMBED),
-            TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank, TextTask.RERANK),
-            TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any, TextTask.PREDICT),
-            TextCall(EitherProtocol(TokenizeProtocol("/tokenize"), "prompt", VLLM_TOKENIZE), "Show the tokens of texts, as TEI and vLLM do", TokenizeBody, inputs, list[list[TeiToken]]),
-            TextCall(DecodeProtocol("/decode"), "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
-        ]  # fmt: skip
+        endpoints = [copy(each) for each in ENDPOINTS]
+        for each in endpoints:
+            each.aliases = ("/", "/invocations") if each.path == default else ()
         vertex = "Answer several requests in one, as TEI does for Vertex AI"
-        instances = {"instances": [{"inputs": texts[0]}]}
+        instances = {"instances": [{"inputs": _TEXTS[0]}]}
         pages = [
             TextPage("post", "/vertex", vertex, VertexAnswer, self.vertex, VertexBody, instances),
             TextPage("get", "/info", "Describe the first model of texts, as TEI does", TeiInfo, self.info),
         ]
-        super().__init__(context, TeiError, calls, pages)
+        super().__init__(context, TeiError, endpoints, pages)
 
     async def info(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the first model."""
@@ -433,7 +420,7 @@ class Tei(TextApi):
 
     async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
         """Return the response to each of `instances`. Raises Cancelled if one has none."""
-        endpoints = {path: each for each in self.texts for path in each.protocol.paths}
+        endpoints = {each.endpoint.path: each for each in self.texts}
         headers = [(name, value) for name, value in call.headers if name not in _OF_WHOLE_BODY]
         waiting = iter(enumerate(instances))
         answers: dict[int, HttpResponse] = {}
@@ -507,15 +494,6 @@ def _model_type(encoder: Encodes) -> dict[str, Any]:
     return {kind: {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}}
 
 
-# What the protocols read and write alike.
-
-
-def _read(document: dict[str, Any], declared: Any, field: str) -> Any:
-    if document.get(field) in ("", []):
-        raise InvalidRequest(f"{field}: must not be empty", details={EMPTY: True})
-    return read_document(document, declared)
-
-
 def options_for(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
     """Return the options of `fields`, with the outputs that `task` needs if the model was not made for it alone."""
     outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
@@ -542,14 +520,14 @@ def _sequence(value: Any, where: str) -> Text:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def compute_headers(exchange: TextExchange, encoded: Encoded) -> Headers:
+def compute_headers(encoder: Encodes, texts: Sequence[Text], encoded: Encoded) -> Headers:
     """Return TEI's headers: how many characters and tokens were computed, and how long that took, in milliseconds."""
     phases = encoded.phases
     total = b"%d" % (1000 * phases.total)
     return [
-        (b"x-compute-type", exchange.chosen.facts.device.encode()),
+        (b"x-compute-type", encoder.facts.device.encode()),
         (b"x-compute-time", total),
-        (b"x-compute-characters", b"%d" % sum(map(characters, exchange.texts))),
+        (b"x-compute-characters", b"%d" % sum(map(characters, texts))),
         (b"x-compute-tokens", b"%d" % sum(encoded.counts)),
         (b"x-total-time", total),
         (b"x-tokenization-time", b"%d" % (1000 * phases.tokenize)),

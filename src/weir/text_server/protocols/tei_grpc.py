@@ -11,23 +11,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.text_models.packing import unit_vectors
-from weir.text_models.texts import Text, TextOptionFields, prompt_text
+from weir.text_models.texts import TextOptionFields
 from weir.text_server.exchange import (
     EmbeddingContext,
-    RankingForm,
     TextExchange,
+    TextWork,
     check_text,
     labelled,
     options_of,
-    ranked,
-    read_pairs,
     terms,
+    texts_of,
 )
 from weir.text_server.http import TextHead
-from weir.text_server.protocols.tei import NAME, characters, model_info, options_for, with_byte_offsets
+from weir.text_server.protocols import tei
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.kserve_grpc import Method, message, methods
 from weir.wire.status import http_code
@@ -38,23 +39,29 @@ _NANOSECONDS = 1e9
 _STREAM = "Stream"  # the end of the names of methods whose requests are streams
 
 Respond = Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]]
+# The fields of a response, but for its metadata.
+GrpcWork = TextWork[dict[str, Any]]
+Read = Callable[[Any, TextExchange], GrpcWork]
 
 
 def handlers(context: EmbeddingContext, most: int, *, development: bool) -> dict[str, Handler]:
     """Return the handlers of all methods by path. A stream may have `most` requests under way."""
-    calls = TeiCalls(context)
     found: dict[str, Handler] = {}
     for service in SERVICES:
         for method in methods(service):
+            name = method.name.removesuffix(_STREAM)
+            respond = (
+                partial(_respond, context, method, _READERS[name]) if name in _READERS else partial(_info, context)
+            )
             if method.name == "RerankStream":
-                run = partial(_collected, method, calls.rerank_stream, context.max_texts)
+                respond = partial(_respond, context, method, read_rerank_stream)
+                run = partial(_collected, method, respond, context.max_texts)
                 found[method.path] = Handler(in_task(run, development=development), takes_stream=True)
             elif method.requests_stream:
-                respond = calls.respond[method.name.removesuffix(_STREAM)]
                 run = partial(_streamed, method, respond, most)
                 found[method.path] = Handler(in_task(run, development=development), takes_stream=True)
             else:
-                found[method.path] = unary(method, calls.respond[method.name], development=development)
+                found[method.path] = unary(method, respond, development=development)
     return found
 
 
@@ -108,141 +115,122 @@ async def _collected(
     call.end(body=response.SerializeToString())
 
 
-class TeiCalls:
-    """Answers the requests of `context`'s models. `respond` has the function for each method by name, and it answers streams of the method, too."""
-
-    def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
-        self.respond: Mapping[str, Respond] = {
-            "Info": self.info,
-            "Embed": self.embed,
-            "EmbedAll": self.embed_all,
-            "EmbedSparse": self.embed_sparse,
-            "Predict": self.predict,
-            "PredictPair": self.predict_pair,
-            "Rerank": self.rerank,
-            "Tokenize": self.tokenize,
-            "Decode": self.decode,
-        }
-
-    async def info(self, request: Any, call: IncomingCall) -> Any:
-        """Describe the server and its first model."""
-        known: dict[str, Any] = {**model_info(self._context.encoder(), self._context)}
-        kind = next(iter(known.pop("model_type")))
-        del known["auto_truncate"], known["similarity_fn_name"], known["served_model_name"]
-        stated = {name: value for name, value in known.items() if value is not None}
-        return message("tei.v1.InfoResponse")(**stated, model_type=_TYPES[kind])
-
-    async def embed(self, request: Any, call: IncomingCall) -> Any:
-        """Return the vector of a text."""
-        exchange, encoded = await self._encoded(request, call, [request.inputs], TextTask.EMBED)
-        vectors = unit_vectors(encoded.vectors) if request.normalize else encoded.vectors
-        return message("tei.v1.EmbedResponse")(embeddings=vectors[0].tolist(), metadata=_metadata(exchange, encoded))
-
-    async def embed_all(self, request: Any, call: IncomingCall) -> Any:
-        """Return the vector of each token of a text."""
-        exchange, encoded = await self._encoded(request, call, [request.inputs], TextTask.EMBED_ALL)
-        kind = message("tei.v1.TokenEmbedding")
-        count = None if encoded.lengths is None else encoded.lengths[0]
-        tokens = [kind(embeddings=vector) for vector in encoded.vectors[0][:count].tolist()]
-        return message("tei.v1.EmbedAllResponse")(token_embeddings=tokens, metadata=_metadata(exchange, encoded))
-
-    async def embed_sparse(self, request: Any, call: IncomingCall) -> Any:
-        """Return the terms of a text."""
-        exchange, encoded = await self._encoded(request, call, [request.inputs], TextTask.EMBED_SPARSE)
-        kind = message("tei.v1.SparseValue")
-        found = [kind(index=index, value=value) for index, value in terms(encoded, 0)]
-        return message("tei.v1.EmbedSparseResponse")(sparse_embeddings=found, metadata=_metadata(exchange, encoded))
-
-    async def predict(self, request: Any, call: IncomingCall) -> Any:
-        """Return the labels of a text."""
-        return await self._predicted(request, call, request.inputs)
-
-    async def predict_pair(self, request: Any, call: IncomingCall) -> Any:
-        """Return the labels of a pair of texts."""
-        if len(request.inputs) != 2:
-            raise InvalidRequest(f"inputs: has {len(request.inputs)} texts, must have 2")
-        return await self._predicted(request, call, (request.inputs[0], request.inputs[1]))
-
-    async def rerank(self, request: Any, call: IncomingCall) -> Any:
-        """Rank texts by how well they answer a query."""
-        return await self._ranked(request, list(request.texts), call)
-
-    async def rerank_stream(self, requests: Sequence[Any], call: IncomingCall) -> Any:
-        """Rank the texts of a stream of requests; the first one states the query and how to response."""
-        if not requests:
-            raise InvalidRequest("the stream has no request, must have one or more")
-        return await self._ranked(requests[0], [request.text for request in requests], call)
-
-    async def tokenize(self, request: Any, call: IncomingCall) -> Any:
-        """Return the tokens of a text."""
-        encoder = self._context.encoder()
-        text = check_text(request.inputs, "inputs")
-        fields = TextOptionFields(prompt_name=_optional(request, "prompt_name"))
-        prompt = options_of(fields, encoder).prompt or ""
-        (tokens,) = await encoder.tokenize([text], special=request.add_special_tokens, prompt=prompt)
-        shown = with_byte_offsets(prompt_text(prompt, encoder.facts.prompts) + text, tokens)
-        kind = message("tei.v1.SimpleToken")
-        return message("tei.v1.EncodeResponse")(tokens=[kind(**each) for each in shown])
-
-    async def decode(self, request: Any, call: IncomingCall) -> Any:
-        """Return the text of token ids."""
-        if not request.ids:
-            raise InvalidRequest("ids: must not be empty")
-        (text,) = await self._context.encoder().decode([list(request.ids)], skip_special=request.skip_special_tokens)
-        return message("tei.v1.DecodeResponse")(text=text)
-
-    async def _predicted(self, request: Any, call: IncomingCall, text: Text) -> Any:
-        exchange, encoded = await self._encoded(request, call, [text], TextTask.PREDICT)
-        kind = message("tei.v1.Prediction")
-        (labels,) = labelled(encoded, exchange.chosen.facts, raw=request.raw_scores)
-        predictions = [kind(score=each.score, label=each.label) for each in labels]
-        return message("tei.v1.PredictResponse")(predictions=predictions, metadata=_metadata(exchange, encoded))
-
-    async def _ranked(self, request: Any, texts: list[str], call: IncomingCall) -> Any:
-        exchange = self._exchange(call)
-        left = bool(request.truncation_direction)
-        documents = read_pairs(exchange, request.query, texts, "texts", None, request.truncate, left=left)
-        exchange.form = RankingForm(None, documents if request.return_text else None, request.raw_scores)
-        encoded = await self._computed(exchange)
-        kind = message("tei.v1.Rank")  # a field that is None is left out
-        ranks = [kind(index=place, score=score, text=text) for place, score, text in ranked(exchange, encoded)]
-        return message("tei.v1.RerankResponse")(ranks=ranks, metadata=_metadata(exchange, encoded))
-
-    async def _encoded(
-        self, request: Any, call: IncomingCall, texts: list[Text], task: TextTask
-    ) -> tuple[TextExchange, Encoded]:
-        """Return the exchange with the first model that has the `task`, and what it computed for `texts`."""
-        for text in texts:
-            for part in (text,) if isinstance(text, str) else text:
-                check_text(part, "inputs")
-        exchange = self._exchange(call)
-        exchange.texts = texts
-        exchange.encoder = encoder = self._context.encoder(task=task)
-        direction = "left" if request.truncation_direction else "right"
-        fields = TextOptionFields(
-            truncate=request.truncate, truncation_direction=direction, prompt_name=_optional(request, "prompt_name")
-        )
-        exchange.options = options_for(fields, encoder, task)
-        return exchange, await self._computed(exchange)
-
-    def _exchange(self, call: IncomingCall) -> TextExchange:
-        exchange = TextExchange(self._context, NAME)
-        head = TextHead(headers_of(call))
-        head.apply_to(exchange, call.peer)
+async def _respond(context: EmbeddingContext, method: Method, read: Read, request: Any, call: IncomingCall) -> Any:
+    """Return the response to a request, and count it."""
+    exchange = TextExchange(context, tei.NAME)
+    try:
+        TextHead(headers_of(call)).apply_to(exchange, call.peer)
         left = call.time_remaining()
         if left is not None:
             exchange.timeout = min(left, exchange.timeout or left)
-        return exchange
+        work = read(request, exchange)
+        encoded = await exchange.run(work)
+    except WeirError as error:
+        exchange.refused(http_code(error))
+        raise error.renamed({TEXTS_FIELD: "inputs"}) from error.__cause__
+    exchange.answered(len(encoded.counts), sum(encoded.truncated))
+    fields = work.write(encoded)
+    if "metadata" in method.response.DESCRIPTOR.fields_by_name:
+        fields["metadata"] = _metadata(work, encoded)
+    return method.response(**fields)
 
-    async def _computed(self, exchange: TextExchange) -> Encoded:
-        try:
-            encoded = await exchange.vectors()
-        except WeirError as error:
-            exchange.refused(http_code(error))
-            raise error.renamed({TEXTS_FIELD: "inputs"}) from error.__cause__
-        exchange.answered(len(encoded.counts), sum(encoded.truncated))
-        return encoded
+
+async def _info(context: EmbeddingContext, request: Any, call: IncomingCall) -> Any:
+    """Describe the server and its first model."""
+    known: dict[str, Any] = {**tei.model_info(context.encoder(), context)}
+    kind = next(iter(known.pop("model_type")))
+    del known["auto_truncate"], known["similarity_fn_name"], known["served_model_name"]
+    stated = {name: value for name, value in known.items() if value is not None}
+    return message("tei.v1.InfoResponse")(**stated, model_type=_TYPES[kind])
+
+
+def read_embed(request: Any, exchange: TextExchange, *, task: TextTask = TextTask.EMBED) -> GrpcWork:
+    """Return the work of making the vector of a text, one for each of its tokens, or its terms."""
+    work = tei.read_embed(tei.EmbedRequest(inputs=request.inputs, **_options(request)), exchange, task)
+
+    def write(encoded: Encoded) -> dict[str, Any]:
+        if task is TextTask.EMBED_SPARSE:
+            return {"sparse_embeddings": [{"index": index, "value": value} for index, value in terms(encoded, 0)]}
+        if task is TextTask.EMBED_ALL:
+            count = None if encoded.lengths is None else encoded.lengths[0]
+            return {"token_embeddings": [{"embeddings": vector} for vector in encoded.vectors[0][:count].tolist()]}
+        vectors = unit_vectors(encoded.vectors) if request.normalize else encoded.vectors
+        return {"embeddings": vectors[0].tolist()}
+
+    return work.written(write)
+
+
+def read_predict(request: Any, exchange: TextExchange) -> GrpcWork:
+    """Return the work of labelling a text, or a pair of texts."""
+    is_pair = not isinstance(request.inputs, str)
+    if is_pair and len(request.inputs) != 2:
+        raise InvalidRequest(f"inputs: has {len(request.inputs)} texts, must have 2")
+    texts = [check_text(text, "inputs") for text in (request.inputs if is_pair else [request.inputs])]
+    encoder = exchange.choose(None, TextTask.PREDICT)
+
+    def write(encoded: Encoded) -> dict[str, Any]:
+        (labels,) = labelled(encoded, encoder.facts, raw=request.raw_scores)
+        return {"predictions": msgspec.to_builtins(labels)}
+
+    options = options_of(TextOptionFields(**_options(request)), encoder)
+    return TextWork(encoder, [(texts[0], texts[1])] if is_pair else texts, write, options)
+
+
+def read_rerank(request: Any, exchange: TextExchange, texts: Sequence[str] | None = None) -> GrpcWork:
+    """Return the work of ranking `texts`, by default those of the request, by how well they answer a query."""
+    fields = tei.TeiRerankRequest(
+        query=request.query,
+        texts=list(request.texts if texts is None else texts),
+        raw_scores=request.raw_scores,
+        return_text=request.return_text,
+        **_options(request),
+    )
+    work = tei.ranking_of(fields, exchange)
+    return work.written(lambda encoded: {"ranks": msgspec.to_builtins(work.write(encoded))})
+
+
+def read_rerank_stream(requests: Sequence[Any], exchange: TextExchange) -> GrpcWork:
+    """Return the work of ranking the texts of a stream of requests; the first one states the query and the options."""
+    if not requests:
+        raise InvalidRequest("the stream has no request, must have one or more")
+    return read_rerank(requests[0], exchange, [request.text for request in requests])
+
+
+def read_tokenize(request: Any, exchange: TextExchange) -> GrpcWork:
+    """Return the work of showing the tokens of a text."""
+    text, prompt_name = check_text(request.inputs, "inputs"), _optional(request, "prompt_name")
+    work = tei.tokens_shown(tei.TokenizeBody(text, request.add_special_tokens, prompt_name), exchange)
+    return work.written(lambda encoded: {"tokens": work.write(encoded)(0, 1)[0]})
+
+
+def read_decode(request: Any, exchange: TextExchange) -> GrpcWork:
+    """Return the work of putting token ids together to a text."""
+    ids = list(request.ids)
+    if not ids:
+        raise InvalidRequest("ids: must not be empty")
+    encoder = exchange.choose(None)
+    compute = partial(texts_of, encoder, [ids], skip_special=request.skip_special_tokens)
+    return TextWork(encoder, [ids], lambda encoded: {"text": "".join(encoded.decoded or ())}, compute=compute)
+
+
+# How the requests of each method are read. Streams of a method take the same ones.
+_READERS: Mapping[str, Read] = {
+    "Embed": read_embed,
+    "EmbedAll": partial(read_embed, task=TextTask.EMBED_ALL),
+    "EmbedSparse": partial(read_embed, task=TextTask.EMBED_SPARSE),
+    "Predict": read_predict,
+    "PredictPair": read_predict,
+    "Rerank": read_rerank,
+    "Tokenize": read_tokenize,
+    "Decode": read_decode,
+}
+
+
+def _options(request: Any) -> dict[str, Any]:
+    """Return the options that a request states about its texts."""
+    direction = "left" if request.truncation_direction else "right"
+    prompt_name = _optional(request, "prompt_name")
+    return {"truncate": request.truncate, "truncation_direction": direction, "prompt_name": prompt_name}
 
 
 def _optional(request: Any, field: str) -> str | None:
@@ -253,13 +241,13 @@ def _optional(request: Any, field: str) -> str | None:
     return value
 
 
-def _metadata(exchange: TextExchange, encoded: Encoded) -> Any:
+def _metadata(work: GrpcWork, encoded: Encoded) -> dict[str, int]:
     phases = encoded.phases
-    return message("tei.v1.Metadata")(
-        compute_chars=sum(map(characters, exchange.texts)),
-        compute_tokens=sum(encoded.counts),
-        total_time_ns=int(_NANOSECONDS * phases.total),
-        tokenization_time_ns=int(_NANOSECONDS * phases.tokenize),
-        queue_time_ns=int(_NANOSECONDS * max(phases.queue, 0.0)),
-        inference_time_ns=int(_NANOSECONDS * max(phases.compute, 0.0)),
-    )
+    return {
+        "compute_chars": sum(map(tei.characters, work.texts)),
+        "compute_tokens": sum(encoded.counts),
+        "total_time_ns": int(_NANOSECONDS * phases.total),
+        "tokenization_time_ns": int(_NANOSECONDS * phases.tokenize),
+        "queue_time_ns": int(_NANOSECONDS * max(phases.queue, 0.0)),
+        "inference_time_ns": int(_NANOSECONDS * max(phases.compute, 0.0)),
+    }

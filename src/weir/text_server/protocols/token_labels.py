@@ -4,7 +4,6 @@ Labels that begin with B- and I- begin and continue what is labelled. Tokens tha
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta, Struct
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, brief
 from weir.protocols.response import HttpResponse, json_response
 from weir.text_models.texts import PlainText, TokenDetail
-from weir.text_server.exchange import EmbeddingContext, Label, TextExchange, check_texts, likeliest
-from weir.text_server.http import TextApi, TextCall
-from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
+from weir.text_server.exchange import EmbeddingContext, Label, TextExchange, TextWork, check_texts, likeliest, tokens_of
+from weir.text_server.http import HttpWork, TextApi, TextEndpoint
+from weir.text_server.protocols.tei import NAME, TEI_ERRORS, TeiError, compute_headers
 from weir.text_server.texts import Encoded, TextFacts, TextOptions, TextTask
-from weir.wire.schema import any_of, read_document
+from weir.wire.schema import any_of
 
 STRATEGIES = ("simple", "none")
 _OUTSIDE = ("O",)  # the labels of tokens that are nothing, which are left out unless the request names others
@@ -32,6 +31,21 @@ class TokenLabelParameters(Struct):
     ignore_labels: Annotated[
         list[str] | None, Meta(description="labels that are left out: O unless others are named")
     ] = None
+
+    def __post_init__(self) -> None:
+        strategy = self.aggregation_strategy
+        if strategy not in (None, *STRATEGIES):
+            raise InvalidRequest(f"must be one of {', '.join(STRATEGIES)}").of("aggregation_strategy", brief(strategy))
+
+    @property
+    def joined(self) -> bool:
+        """Whether tokens are joined to entities."""
+        return self.aggregation_strategy != "none"
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The labels that are left out."""
+        return _OUTSIDE if self.ignore_labels is None else self.ignore_labels
 
 
 class TokenLabelRequest(Struct):
@@ -54,14 +68,6 @@ class Entity(TypedDict):
     entity: NotRequired[str]
 
 
-class TokenLabelForm(NamedTuple):
-    """How the response is written: tokens joined, which labels are left out, and for one text or several."""
-
-    joined: bool
-    ignored: frozenset[str]
-    single: bool
-
-
 class LabelledToken(NamedTuple):
     """A token that is not a special one, with its likeliest label."""
 
@@ -71,39 +77,36 @@ class LabelledToken(NamedTuple):
     end: int
 
 
-class TokenLabels(TeiProtocol):
-    """POST /predict_tokens; see TextProtocol. Errors have TEI's shape."""
+_LABEL, _EXAMPLE = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
 
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = read_document(document, TokenLabelRequest)
-        single = isinstance(request.inputs, str)
-        texts = check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
-        parameters = request.parameters or TokenLabelParameters()
-        strategy = parameters.aggregation_strategy
-        if strategy not in (None, *STRATEGIES):
-            raise InvalidRequest(f"aggregation_strategy={brief(strategy)}: must be one of {', '.join(STRATEGIES)}")
-        ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
-        exchange.form = TokenLabelForm(strategy != "none", frozenset(ignored), single)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT_TOKENS)
-        exchange.texts = texts
-        exchange.options = TextOptions(truncate=request.truncate, prompt="")
-        exchange.work = partial(encoder.tokenize, texts, special=True, prompt="")
-        exchange.with_vectors = True
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the entities of each text."""
-        form, facts, rows = exchange.form, exchange.chosen.facts, range(len(exchange.texts))
-        lengths = encoded.lengths or [len(encoded.vectors[row]) for row in rows]
+@TextEndpoint("/predict_tokens", _LABEL, _EXAMPLE, Any, TextTask.PREDICT_TOKENS, name=NAME, errors=TEI_ERRORS)
+def predict_tokens(request: TokenLabelRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the labels of tokens. Errors have TEI's shape."""
+    single = isinstance(request.inputs, str)
+    texts = check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
+    form = request.parameters or TokenLabelParameters()
+    encoder = exchange.choose(request.model, TextTask.PREDICT_TOKENS)
+    options = TextOptions(truncate=request.truncate, prompt="")
+
+    async def compute(timeout: float | None) -> Encoded:
+        shown = await tokens_of(encoder, texts, timeout, special=True)
+        encoded = await encoder.encode(texts, exchange.query(options, timeout, exchange.trace))
+        return encoded._replace(details=shown.details)
+
+    def write(encoded: Encoded) -> HttpResponse:
+        lengths = encoded.lengths or map(len, encoded.vectors)
+        rows = zip(texts, encoded.vectors, lengths, encoded.details or (), strict=True)
         found = [
-            _entities(str(exchange.texts[row]), encoded.vectors[row][: lengths[row]], exchange.found[row], facts, form)
-            for row in rows
+            _entities(text, logits[:length], details, encoder.facts, form) for text, logits, length, details in rows
         ]
-        return json_response(found[0] if form.single else found, compute_headers(exchange, encoded))
+        return json_response(found[0] if single else found, compute_headers(encoder, texts, encoded))
+
+    return TextWork(encoder, texts, write, options, compute=compute)
 
 
 def _entities(
-    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelForm
+    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelParameters
 ) -> list[Entity]:
     """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
     tokens = list(_labelled(likeliest(logits, facts), details))
@@ -151,10 +154,6 @@ def _split_label(label: str) -> tuple[bool, str]:
     return (label.startswith("B-"), label[2:]) if label[:2] in ("B-", "I-") else (False, label)
 
 
-class LabelsOfTokens(TextApi):
-    """The endpoint for labels of tokens."""
-
-    def __init__(self, context: EmbeddingContext) -> None:
-        summary, example = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
-        labels, task = TokenLabels("/predict_tokens"), TextTask.PREDICT_TOKENS
-        super().__init__(context, TeiError, [TextCall(labels, summary, TokenLabelRequest, example, Any, task)])
+def token_labels_api(context: EmbeddingContext) -> TextApi:
+    """Return the endpoint for labels of tokens."""
+    return TextApi(context, TeiError, [predict_tokens])
