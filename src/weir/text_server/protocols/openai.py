@@ -4,6 +4,7 @@ A text that is longer than the model reads is cut, unless the settings refuse it
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
@@ -57,7 +58,7 @@ from weir.text_server.http import (
     TextPage,
     listing,
 )
-from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
+from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of
 
 
@@ -246,9 +247,10 @@ class OpenAIEndpoint(TextEndpoint):
         if plain is None:
             return super().work(exchange, headers, body)
         encoder = exchange.choose(plain.model, TextTask.EMBED)
-        is_json, unscaled = plain.encoding_format == "float", encoder.facts.unscaled
-        form = EmbeddingsForm(listed_name(encoder), Packing(plain.encoding_format), unscaled)
-        return TextWork(encoder, [plain.input], partial(_written, form), as_json=is_json and not unscaled)
+        unscaled = encoder.facts.unscaled
+        write = _plain_writer(listed_name(encoder), plain.encoding_format, unscaled)
+        as_json = plain.encoding_format == "float" and not unscaled
+        return TextWork(encoder, [plain.input], write, NO_OPTIONS, as_json)
 
     def request_of(self, document: dict[str, Any]) -> Any:
         """See TextEndpoint."""
@@ -303,6 +305,11 @@ def _written(form: EmbeddingsForm, encoded: Encoded) -> Listing | HttpResponse:
         return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in found]
 
     return listing(_lead(form.model, encoded), "data", len(vectors), vectors.shape[1], items)
+
+
+@lru_cache(maxsize=64)
+def _plain_writer(model: str, packing: str, unit_length: bool) -> Callable[[Encoded], Listing | HttpResponse]:
+    return partial(_written, EmbeddingsForm(model, Packing(packing), unit_length))
 
 
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
