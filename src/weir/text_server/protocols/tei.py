@@ -69,7 +69,8 @@ from weir.text_server.http import (
     TextPage,
     listing,
 )
-from weir.text_server.protocols import infinity
+from weir.text_server.protocols.infinity import rerank as infinity_rerank
+from weir.text_server.protocols.infinity import tokenize as vllm_tokenize
 from weir.text_server.texts import Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of
 from weir.wire.status import http_code
@@ -287,7 +288,7 @@ def ranking_of(request: TeiRerankRequest, exchange: TextExchange) -> TextWork[li
     return ranking._replace(options=options)
 
 
-_RANK, _OF_INFINITY = "Rank texts, as TEI and infinity do", {"documents": infinity.rerank}
+_RANK, _OF_INFINITY = "Rank texts, as TEI and infinity do", {"documents": infinity_rerank}
 
 
 @TeiEndpoint("/rerank", _RANK, _RANKING, Any, TextTask.RERANK, errors=_OF_TEXTS, variants=_OF_INFINITY)
@@ -336,7 +337,7 @@ def tokens_shown(request: TokenizeBody, exchange: TextExchange) -> TextWork[Call
     return TextWork(encoder, texts, write, compute=partial(tokens_of, encoder, texts, special=special, prompt=prompt))
 
 
-_SHOW, _OF_VLLM = "Show the tokens of texts, as TEI and vLLM do", {"prompt": infinity.tokenize}
+_SHOW, _OF_VLLM = "Show the tokens of texts, as TEI and vLLM do", {"prompt": vllm_tokenize}
 
 
 @TeiEndpoint("/tokenize", _SHOW, _INPUTS, list[list[TeiToken]], variants=_OF_VLLM)
