@@ -8,7 +8,7 @@ or, in a program of your own:
     with ServedEncoder("http://localhost:8000", "bge-small-en") as model:
         mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]))
 
-Texts are sent as bulk work, so an evaluation costs the server's other callers little. It needs mteb (`pip install mteb`) and the extra `client`.
+Texts are sent as bulk work, so an evaluation costs the server's other callers little. It needs mteb (`pip install mteb`).
 """
 
 import base64

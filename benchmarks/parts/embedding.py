@@ -14,7 +14,7 @@ import uvloop
 import weir
 from benchmarks.harness.result import Part, Result, Run
 from benchmarks.harness.servers import serving, weir_command
-from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
+from weir.bench import LoadSettings, Outcome, Report, ServerTarget, run_bench
 from weir.bench.run import TargetTurn
 from weir.bench.target import Ledger
 from weir.policy.cost.profile import Profile
@@ -55,7 +55,7 @@ def sweep(run: Run, asked: Sweep, bank: Bank) -> Result:
                 "poisson", rate=load * bank.profile.max_rate, duration=4.0 * run.rounds * run.seconds,
                 rounds=run.rounds, seed=round(100 * load), max_lag_ms=1.0,
             )  # fmt: skip
-            targets = [HttpTarget(url, f"@{asked.items}", name=name) for name, url in urls.items()]
+            targets = [ServerTarget(url, f"@{asked.items}", name=name) for name, url in urls.items()]
             report, powers = uvloop.run(measured(targets, settings, asked.meter))
             _add(result, load, report, powers)
             run.step(
@@ -65,7 +65,7 @@ def sweep(run: Run, asked: Sweep, bank: Bank) -> Result:
 
 
 async def measured(
-    targets: Sequence[HttpTarget], settings: LoadSettings, meter: Meter | None
+    targets: Sequence[ServerTarget], settings: LoadSettings, meter: Meter | None
 ) -> tuple[Report, dict[str, float]]:
     """Return the report and, with a meter, the mean power in W while each target had its rounds (idle power included)."""
     readings: list[tuple[str, float, float]] = []

@@ -37,7 +37,6 @@ FAILED, WRONG, INTERRUPTED = 1, 2, 130
 _EXTRAS: Mapping[str, str] = MappingProxyType(
     {
         "grpc": "grpc",
-        "httpx": "client",
         "huggingface_hub": "embed",
         "onnx": "embed",
         "onnxruntime": "embed",

@@ -1,12 +1,10 @@
-import asyncio
-import time
+from pathlib import Path
 
 import pytest
 from tests.telemetry.test_recorder import ask, code_of, dispatch
 
-from weir.bench import LoadSettings, run_bench
-from weir.bench.target import OK, CallTarget, HttpOptions, batches_of, read_counts
-from weir.errors import DeadlineExceeded, Overloaded, SettingsError
+from weir.bench.target import batches_of, decode_items, read_counts, read_payloads
+from weir.errors import SettingsError
 from weir.messages import Reason, Timing
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Metrics
@@ -44,37 +42,25 @@ def test_what_is_no_metrics_page_is_reported() -> None:
         read_counts('weir_batches_total{model="square" 5', "square")
 
 
-class Calls(CallTarget):
-    """Requests end as the test says: with None, they do not end by themselves."""
-
-    def __init__(self, end: str | Exception | None, *, sent: bool = True) -> None:
-        super().__init__("calls", HttpOptions(timeout=0.2), time.monotonic)
-        self._end = end
-        self._sent = sent
-
-    async def _call(self, index: int) -> str:
-        if self._sent:
-            self._ledger.sent[index] = self._clock()
-        if isinstance(self._end, Exception):
-            raise self._end
-        return await asyncio.Future() if self._end is None else self._end
+def test_data_is_the_body_itself_or_a_file_or_the_lines_of_one(tmp_path: Path) -> None:
+    whole, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
+    whole.write_text("[1,\n2]\n")
+    lines.write_text('1\n\n"two"\n{"three": 3}\n')
+    assert read_payloads("3") == [b"3"]
+    assert read_payloads(f"@{whole}") == [b"[1,\n2]\n"]
+    assert read_payloads(f"@{lines}") == [b"1", b'"two"', b'{"three": 3}']
+    assert read_payloads([1, "two"]) == [b"1", b'"two"']
+    assert decode_items([b"1", b'"two"']) == [1, "two"]
 
 
-@pytest.mark.parametrize(
-    ("target", "field", "value"),
-    [
-        (Calls(OK), "answered", 9),
-        (Calls(None), "timeouts", 9),
-        (Calls(None, sent=False), "unfinished", 9),
-        (Calls(DeadlineExceeded("late")), "timeouts", 9),
-        (Calls(Overloaded("full")), "errors", {"Overloaded": 9}),
-        (Calls(ConnectionResetError("connection reset")), "errors", {"connection reset": 9}),
-        (Calls(ZeroDivisionError()), "errors", {"ZeroDivisionError": 9}),
-    ],
-)
-async def test_every_call_ends_and_counts_once(target: Calls, field: str, value: object) -> None:
-    """A call that does not end by itself is given up: the time of a request is the target's own."""
-    load = LoadSettings("constant", rate=100, duration=0.1, warm_up=0.0, max_lag_ms=1e9)
-    outcome = (await run_bench([target], load)).outcome
-    assert getattr(outcome, field) == value
-    assert outcome.answered + outcome.timeouts + outcome.unfinished + sum(outcome.errors.values()) == 9
+def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.ndjson"
+    empty.write_text("\n")
+    for data, wrong in (
+        (f"@{empty}", "must have at least one value"), ("@nowhere.json", "cannot be read: No such file"),
+        ([], "must have at least one value"), ([object()], "data: .*object"),
+    ):  # fmt: skip
+        with pytest.raises(SettingsError, match=wrong):
+            read_payloads(data)
+    with pytest.raises(SettingsError, match="must be JSON for a model in this process"):
+        decode_items([b"three"])

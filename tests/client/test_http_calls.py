@@ -7,15 +7,14 @@ import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from tests.frontends.http.sockets import TLS
 from tests.rings import subcases
 
-from weir.client import http_calls
 from weir.client.calls import ConnectionLost, Unreachable
-from weir.client.http_calls import Connections, OutgoingRequest
+from weir.client.http_calls import OutgoingRequest
+from weir.client.http_connection import Connections
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
@@ -121,7 +120,7 @@ def test_a_connection_that_ended_is_not_used_again() -> None:
         with asking(answer, answer) as (peer, client):
             client.send(ASKED, LONG)
             if answer is GOOD:
-                client._idle[0].sock.shutdown(socket.SHUT_RDWR)  # while idle
+                next(iter(client._kept.open)).sock.shutdown(socket.SHUT_RDWR)  # while idle
             assert client.send(ASKED, LONG).body == b"ok"
         assert peer.accepted == 2
 
@@ -133,13 +132,14 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
 
 
 def test_an_answer_that_came_before_all_was_sent_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = http_calls._Plain.flush
+    send = socket.socket.sendall
 
-    def broken(connection: Any) -> None:
-        flush(connection)
-        raise BrokenPipeError
+    def broken(sock: socket.socket, data: bytes) -> None:
+        send(sock, data)
+        if data.startswith(b"POST"):
+            raise BrokenPipeError
 
-    monkeypatch.setattr(http_calls._Plain, "flush", broken)
+    monkeypatch.setattr(socket.socket, "sendall", broken)
     with asking(GOOD) as (_, client):
         assert client.send(ASKED, LONG).body == b"ok"
 

@@ -87,7 +87,7 @@ async def serving(*models: type[Model] | Service, **options: Any) -> AsyncIterat
 def rows(values: Any, model: str = "sum", id: str = "", *, binary: bool = False, **more: Any) -> str | bytes:
     """A request with rows of numbers."""
     tensor = TensorValue("x", "FP32", numpy.array(values, "float32"))
-    return write_request(InferenceRequest(model, [tensor], id=id, **more), binary=binary)
+    return write_request(InferenceRequest(model, [tensor], **more), binary=binary).message(id)
 
 
 def item(model: str, value: Any, id: str = "", **fields: Any) -> str:

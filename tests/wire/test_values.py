@@ -120,11 +120,11 @@ def test_what_cannot_be_written(value: Any, content_type: str) -> None:
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
-@subcases("fields", [1, 2, 3, 4096])
+@subcases("piece", [1, 2, 3, 4096])
 def test_a_list_is_split_if_it_is_no_longer_than_allowed(
-    content_type: str, fields: int, monkeypatch: pytest.MonkeyPatch
+    content_type: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "_FIELDS", fields)
+    monkeypatch.setattr(values, "_PIECE", piece)
     items = [1, "a, b", [2, [3, 4]], {"c": 5, "d": '\\",['}, None, "]", 1.5, []]
     for count in range(len(items) + 1):
         body = encode(items[:count], content_type)
@@ -139,7 +139,7 @@ def test_a_list_is_split_if_it_is_no_longer_than_allowed(
 @subcases("most", [1024, 10_000])
 def test_the_elements_of_a_list_that_is_too_long_are_not_made(most: int) -> None:
     bodies = [(b"[" + b"1," * 500_000 + b"1]", JSON), (b"\xdd" + (10**6).to_bytes(4, "big") + b"\x01" * 10**6, MSGPACK)]
-    split(bodies[0][0], JSON, most)  # what decodes the first elements has been made
+    split(bodies[0][0], JSON, most)  # numpy has been loaded
     tracemalloc.start()
     for body, content_type in bodies:
         assert split(body, content_type, most) is None

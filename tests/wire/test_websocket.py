@@ -34,7 +34,7 @@ def request(**options: object) -> InferenceRequest:
 
 
 def test_a_request_as_text() -> None:
-    message = write_request(request(plain=True, version="2"), binary=False)
+    message = write_request(request(plain=True, version="2"), binary=False).message("7")
     assert isinstance(message, str)
     assert json.loads(message) == {
         "model_name": "simple", "model_version": "2", "id": "7",
@@ -52,7 +52,8 @@ def test_a_request_as_text() -> None:
 
 
 def test_a_request_as_binary() -> None:
-    message = write_request(request(outputs=[RequestedOutput("y", {"binary_data": True})], parameters={"priority": 1}))
+    asked = request(outputs=[RequestedOutput("y", {"binary_data": True})], parameters={"priority": 1})
+    message = write_request(asked).message("7")
     assert isinstance(message, bytes)
     (length,) = struct.unpack_from(">I", message)
     header = json.loads(message[4 : 4 + length])

@@ -5,9 +5,8 @@
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
 run.py      one round of requests, an open or a closed loop; all rounds of all targets, and the results
-target.py   the contract of a target, what is sent to it, the ledger of a round, the batches that a server counts; and a model in this process
-http.py     any path that accepts POST, and the Open Inference Protocol over HTTP
-clients.py  the same protocol over gRPC and WebSocket
+target.py   the contract of a target, the ledger of a round, the batches that a server counts; and a model in this process
+server.py   an endpoint of a server: any path that accepts POST, or the Open Inference Protocol over HTTP, gRPC and WebSocket
 report.py   the progress line, tables, Markdown, JSON and the figure
 vectors.py  the tables for a server of text vectors
 """
@@ -19,19 +18,18 @@ from typing import Any
 
 import uvloop
 
-from weir.bench.clients import ClientTarget
-from weir.bench.http import HttpTarget, KserveTarget
 from weir.bench.report import Progress
 from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
-from weir.bench.target import HttpOptions, InProcessTarget, Target, endpoint_of
+from weir.bench.server import HttpOptions, ServerTarget
+from weir.bench.target import InProcessTarget, Target
 from weir.errors import SettingsError
 from weir.model import Model
 from weir.serving.service import Service
 from weir.simulation.statistics import Estimate
 
 __all__ = [
-    "Estimate", "HttpOptions", "HttpTarget", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "Target",
-    "bench", "make_target", "run_bench", "run_shown",
+    "Estimate", "HttpOptions", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "ServerTarget", "Target",
+    "bench", "run_bench", "run_shown",
 ]  # fmt: skip
 
 
@@ -91,18 +89,8 @@ def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bo
 
 def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:
     if isinstance(target, str):
-        return make_target(target, data, options)
+        return ServerTarget(target, data, options)
     if isinstance(target, type):
         return InProcessTarget(target, data, timeout=options.timeout)
     made: Target = target
     return made
-
-
-def make_target(url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None) -> Target:
-    """Return the target that `url` names; for `data` see `bench`. Raises SettingsError, also for a missing library."""
-    endpoint = endpoint_of(url)
-    if endpoint.kind == "http":
-        return HttpTarget(url, data, options)
-    if endpoint.kind == "kserve":
-        return KserveTarget(url, endpoint, data, options)
-    return ClientTarget(url, endpoint, data, options)

@@ -2,38 +2,28 @@
 model's own example, to the endpoint that its URL names; and a model in this process as a target: what serving costs without a network.
 """
 
-import asyncio
-import re
 import time
 from array import array
 from codecs import BOM_UTF8
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import inf, isnan, nan
+from math import inf, nan
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import msgspec
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from weir.catalog.loading import make_service, new_service
 from weir.catalog.sources import ModelToServe, default_name, platform_of_target
-from weir.client.calls import Calls, run_async
-from weir.client.http_calls import OutgoingRequest
-from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
-from weir.errors import DeadlineExceeded, InvalidRequest, NotFound, SettingsError, WeirError
+from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Reason
-from weir.model import DATATYPES, Example, Model, is_tensor_model
+from weir.model import Example, Model, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
-from weir.wire.inference import InferenceRequest, TensorValue
-from weir.wire.kserve_json import read_request
 from weir.wire.tensors import to_arrays
 
 TIMES = ("queue", "predict", "total")
@@ -220,88 +210,6 @@ class Target:
         """Close all connections. Idempotent."""
 
 
-@dataclass(frozen=True)
-class HttpOptions(Checked):
-    """How requests are sent to a server."""
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)
-    max_connections: int = setting(1000, "maximum number of open connections", rule=AT_LEAST_ONE)
-    insecure: bool = setting(False, "accept any certificate")
-    channels: int = setting(4, "gRPC or WebSocket connections; each carries many requests", rule=AT_LEAST_ONE)
-    rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
-
-
-class Tasks(set[asyncio.Task[None]]):
-    """The running tasks of a target. They are kept here because the event loop has weak references to them only."""
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` as a task in the running event loop, and return it."""
-        task = asyncio.ensure_future(work)
-        self.add(task)
-        task.add_done_callback(self.discard)
-        return task
-
-    async def end(self) -> None:
-        """Cancel all tasks; return when they have ended, with or without an error."""
-        for task in self:
-            task.cancel()
-        await self.wait()
-
-    async def wait(self) -> None:
-        """Return when all present tasks have ended, with or without an error."""
-        if self:
-            await asyncio.wait(self)
-
-
-class CallTarget(Target):
-    """Base class of targets on a server. Each request is a task, which `_call` must implement: it notes in the ledger when the request
-    is sent, and returns how it ended."""
-
-    def __init__(self, name: str, options: HttpOptions, clock: Callable[[], float]) -> None:
-        super().__init__(name, clock)
-        self._options = options
-        self._tasks = Tasks()
-        self._under_way: dict[int, tuple[float, asyncio.Task[None]]] = {}  # since when, the oldest first
-
-    async def _call(self, index: int) -> str:
-        raise NotImplementedError  # HTTP, and the clients of gRPC and WebSocket, each call in their own way
-
-    def send(self, index: int) -> None:
-        """See Target."""
-        self._under_way[index] = self._clock(), self._tasks.start(self._run(index))
-
-    async def _run(self, index: int) -> None:
-        try:
-            outcome = await self._call(index)
-        except DeadlineExceeded:
-            outcome = TIMEOUT
-        except OSError as error:
-            outcome = str(error)
-        except Exception as error:  # a request without an end would have the round wait for ever
-            outcome = type(error).__name__
-        self._ended(index, outcome)
-
-    def give_up(self) -> None:
-        """End the requests that have timed out, whatever they wait for."""
-        limit = self._clock() - self._options.timeout
-        while self._under_way:
-            index = next(iter(self._under_way))
-            since, task = self._under_way[index]
-            if since > limit:
-                return
-            task.cancel()
-            self._ended(index, UNSENT if isnan(self._ledger.sent[index]) else TIMEOUT)
-
-    def _ended(self, index: int, outcome: str) -> None:
-        if self._under_way.pop(index, None) is not None:
-            self._ledger.end(index, self._clock(), outcome)
-
-    async def close(self) -> None:
-        """Cancel what is under way. Idempotent."""
-        await self._tasks.end()
-
-
 _LINES = (".jsonl", ".ndjson")
 
 
@@ -342,173 +250,6 @@ def decode_items(bodies: Sequence[bytes]) -> list[Any]:
         return [msgspec.json.decode(body) for body in bodies]
     except msgspec.DecodeError as error:
         raise SettingsError(f"data: must be JSON for a model in this process: {error}") from error
-
-
-_INFER = re.compile(r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer")
-_SHARED = ("grpc", "grpcs", "ws", "wss")
-_RULE = "must be like grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL, perhaps with /VERSION"
-
-
-class TargetEndpoint(NamedTuple):
-    """The endpoint that a URL names.
-
-    Attributes:
-        kind: "http" (any path and body), "kserve" (the Open Inference Protocol over HTTP), "grpc" or "ws".
-        model: the model, unless the kind is "http".
-        version: its version, or "".
-        authority: HOST:PORT for gRPC and WebSocket.
-        tls: whether gRPC or WebSocket use TLS.
-        binary: whether tensors travel as raw bytes after the JSON.
-    """
-
-    kind: str
-    model: str = ""
-    version: str = ""
-    authority: str = ""
-    tls: bool = False
-    binary: bool = False
-
-
-def endpoint_of(url: str) -> TargetEndpoint:
-    """Return the endpoint that `url` names; `#binary` at its end means raw tensors. Raises SettingsError."""
-    plain, _, fragment = url.partition("#")
-    scheme = plain.partition(":")[0]
-    if scheme in _SHARED:
-        endpoint = _shared(url, plain)
-    else:
-        found = _INFER.search(plain)
-        endpoint = (
-            TargetEndpoint("http")
-            if found is None
-            else TargetEndpoint("kserve", unquote(found["model"]), found["version"] or "")
-        )
-    if fragment not in ("", "binary") or (fragment and endpoint.kind not in ("kserve", "ws")):
-        rule = (
-            "only #binary may follow, and only where tensors would travel as JSON: after /v2/models/MODEL/infer and ws:"
-        )
-        raise SettingsError(f"target {url!r}: {rule}")
-    return endpoint._replace(binary=bool(fragment))
-
-
-def _shared(url: str, plain: str) -> TargetEndpoint:
-    try:
-        parts = urlsplit(plain)
-        port = parts.port
-    except ValueError as error:
-        raise SettingsError(f"target {url!r}: {error}; {_RULE}") from error
-    names = [unquote(name) for name in parts.path.split("/")[1:]]
-    if not parts.hostname or port is None or not 1 <= len(names) <= 2 or not all(names):
-        raise SettingsError(f"target {url!r}: {_RULE}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    kind = "grpc" if parts.scheme.startswith("grpc") else "ws"
-    tls = parts.scheme in ("grpcs", "wss")
-    return TargetEndpoint(kind, names[0], names[1] if names[1:] else "", f"{host}:{port}", tls)
-
-
-class DeclaredInput(NamedTuple):
-    """An input of a model, from its metadata."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
-def given_requests(data: str | Sequence[Any], endpoint: TargetEndpoint) -> list[InferenceRequest]:
-    """Return the requests whose JSON is `data` (see read_payloads). Raises SettingsError."""
-    try:
-        return [read_request(body, endpoint.model, endpoint.version) for body in read_payloads(data)]
-    except InvalidRequest as error:
-        raise SettingsError(f"data: must be inference requests as JSON: {error.message}") from error
-
-
-def made_request(
-    endpoint: TargetEndpoint, inputs: Sequence[DeclaredInput], rows: int, example: Any = None
-) -> InferenceRequest:
-    """Return a request of `rows` rows. Its tensors consist of ones, or of the item `example` for a model of items.
-
-    Dimensions of any length get length 1. Raises SettingsError for a BYTES input without an example.
-    """
-    tensors = [_made(endpoint, tensor, rows, example) for tensor in inputs]
-    return InferenceRequest(endpoint.model, tensors, version=endpoint.version)
-
-
-def _made(endpoint: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) -> TensorValue:
-    # A model without a batch dimension may have a fixed first dimension, or no dimensions.
-    first = [rows if length == -1 else length for length in tensor.shape[:1]]
-    shape = (*first, *(1 if length == -1 else length for length in tensor.shape[1:]))
-    if tensor.datatype != "BYTES":
-        return TensorValue(tensor.name, tensor.datatype, np.ones(shape, DATATYPES[tensor.datatype]))
-    if example is None:
-        raise SettingsError(
-            f"model {endpoint.model!r}: its metadata do not say what {tensor.name!r} is; give it with --data"
-        )
-    array = np.empty(shape, object)
-    array[...] = msgspec.json.encode(example)
-    return TensorValue(tensor.name, tensor.datatype, array)
-
-
-def declared_inputs(model: str, metadata: Any) -> list[DeclaredInput]:
-    """Return the inputs in the metadata of `model`. Raises SettingsError if there are none, or none that can be sent."""
-    try:
-        inputs = [DeclaredInput(each["name"], each["datatype"], tuple(each["shape"])) for each in metadata["inputs"]]
-    except (KeyError, TypeError):
-        inputs = []
-    if not inputs or any(each.datatype not in DATATYPES for each in inputs):
-        raise SettingsError(
-            f"model {model!r}: the server has no metadata about its inputs. Check the model's name, or give a request with --data"
-        )
-    return inputs
-
-
-class ServerPages(NamedTuple):
-    """What a server tells about itself over HTTP. `send` is that of a transport of weir.client, and `timeout` that of each request."""
-
-    send: Callable[[Any, float], Awaitable[Any]]
-    timeout: float
-
-    async def json(self, path: str) -> Any:
-        """Return the JSON document at `path`, or None if there is none."""
-        reply = await self.send(OutgoingRequest("GET", path), self.timeout)
-        try:
-            return msgspec.json.decode(reply.body) if reply.status == 200 else None
-        except msgspec.DecodeError:
-            return None
-
-    async def models(self) -> dict[str, Sequence[str]]:
-        """Return the paths of each model of a Weir server; nothing for another server."""
-        index = await self.json("/")
-        try:
-            return {model["name"]: model["paths"] for model in index["models"]}
-        except (KeyError, TypeError):
-            return {}
-
-    async def counts(self, model: str) -> Counts | None:
-        """Return the counts of `model` from /metrics; None if there is no such page."""
-        reply = await self.send(OutgoingRequest("GET", "/metrics"), self.timeout)
-        return read_counts(reply.body.decode(), model) if reply.status == 200 else None
-
-    async def example(
-        self, calls: Calls, endpoint: TargetEndpoint, rows: int, *, has_pages: bool = True
-    ) -> InferenceRequest:
-        """Return a request that fits the model's metadata, with an item from OpenAPI if it is a model of items and the server
-        `has_pages`. Raises SettingsError if the metadata do not suffice."""
-        model = endpoint.model
-        metadata, example = None, None
-        with suppress(NotFound):
-            metadata = await run_async(calls.model_metadata(model, endpoint.version), self.send, self.timeout)
-        inputs = declared_inputs(model, metadata)
-        if has_pages and inputs[0].datatype == "BYTES":  # a Weir server may describe an item
-            example = example_of(await self.json("/openapi.json"), f"/infer/{model}")
-        return made_request(endpoint, inputs, rows, example)
-
-
-def example_of(document: Any, path: str) -> Any:
-    """Return the first example of a body for `path` in an OpenAPI document; None if there is none."""
-    try:
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        return next(iter(body["examples"].values()))["value"]
-    except (KeyError, TypeError, StopIteration, AttributeError):
-        return None
 
 
 class InProcessTarget(Target):

@@ -5,7 +5,7 @@
 
 All have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. `EmbeddingClient` and
 `ConcurrentEmbeddingClient` are for servers of text vectors. Importing this module loads no library; using a class loads the library
-that it needs: httpx, grpcio or websockets.
+that it needs: httptools, grpcio or websockets.
 """
 
 from importlib import import_module
@@ -40,7 +40,12 @@ _WHERE = {
 }  # fmt: skip
 
 _GRPC = add_extra("grpc")
-_ADDED_BY = {"httpx": add_extra("client"), "grpc": _GRPC, "google": _GRPC, "websockets": "pip install websockets"}
+_ADDED_BY = {
+    "httptools": "pip install httptools",
+    "grpc": _GRPC,
+    "google": _GRPC,
+    "websockets": "pip install websockets",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from weir._version import __version__
 from weir.client.calls import NEVER, Retry, Unreachable, error_of_status, of_call, of_client
-from weir.client.http_calls import Connections, HttpReply, OutgoingRequest
+from weir.client.http_calls import HttpReply, OutgoingRequest
+from weir.client.http_connection import Connections
 from weir.errors import (
     Cancelled,
     CapacityError,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -148,11 +148,13 @@ class _Connected:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self.channel = make()
+        self.unary: Callable[[str], Any] = cache(self.channel.unary_unary)  # by path
 
     def leave(self, channel: Any) -> None:
         """Use `channel` for no further call."""
         if channel is self.channel:
             self.channel = self._make()
+            self.unary = cache(self.channel.unary_unary)
 
 
 class _Helpers:
@@ -211,7 +213,7 @@ class GrpcTransport:
     def send(self, step: GrpcCall, timeout: float) -> bytes:
         """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
         channel = self._connected.channel
-        call = partial(channel.unary_unary(step.path), step.body, timeout=timeout, metadata=self._metadata)
+        call = partial(self._connected.unary(step.path), step.body, timeout=timeout, metadata=self._metadata)
         try:
             with _failing():
                 answer: bytes = _HELPERS.run(call, timeout + _LATE)
@@ -263,7 +265,7 @@ class AsyncGrpcTransport:
         try:
             async with limit:
                 with _failing():
-                    answer: bytes = await channel.unary_unary(step.path)(
+                    answer: bytes = await connected.unary(step.path)(
                         step.body, timeout=timeout, metadata=self._metadata
                     )
         except TimeoutError:

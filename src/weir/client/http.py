@@ -1,16 +1,15 @@
-"""The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httpx."""
+"""The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httptools."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-import httpx
-
-from weir.client.calls import ConnectionLost, Retry, Silence, Unreachable
-from weir.client.http_calls import Connections, HttpCalls, HttpReply, OutgoingRequest, address_of, error_of, tls_context
+from weir.client.calls import Retry, Silence
+from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
+from weir.client.http_connection import AsyncConnections, Connections, ServerAddress, failing, headers_with
 from weir.client.methods import AsyncClient, Client, PerLoop
-from weir.errors import DeadlineExceeded
 
 CONNECTIONS = 64
 
@@ -65,64 +64,30 @@ class AsyncHttpTransport:
     """An AsyncTransport for OutgoingRequests."""
 
     def __init__(self, url: str, headers: Mapping[str, str], connections: int, tls: Any) -> None:
-        self._url = url
-        base, path = address_of(url)
-        verify = tls_context(tls)
-
-        def make() -> httpx.AsyncClient:
-            transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=_limits(connections), uds=path)
-            return httpx.AsyncClient(base_url=base, headers=headers, transport=transport, trust_env=False)
-
-        self._clients = PerLoop(make, httpx.AsyncClient.aclose)
+        self._server = ServerAddress(url, headers, tls)
+        self._pools = PerLoop(partial(AsyncConnections, self._server, connections), AsyncConnections.close)
 
     async def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
         ConnectionLost."""
-        client = await self._clients.get()
-        with _failing(self._url):
+        pool = await self._pools.get()
+        with failing(self._server.url):
             async with asyncio.timeout(timeout):
-                answer = await client.request(
-                    step.method, step.path, headers=step.headers, content=step.body, timeout=timeout
-                )
-        return HttpReply(answer.status_code, answer.headers, answer.content)
+                return await pool.start(self._server.written(step))
 
     async def chunks(self, step: OutgoingRequest, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Send a request and yield the response's body as it arrives. Raises Unreachable, ConnectionLost, or the error that the
         response stands for. See AsyncTransport."""
-        client = await self._clients.get()
-        options: dict[str, Any] = {"headers": step.headers, "content": step.body}
-        options["timeout"] = httpx.Timeout(silence.seconds, read=None)  # the caller limits the wait for each piece
-        with _failing(self._url):
-            async with client.stream(step.method, step.path, **options) as answer:
-                if answer.status_code != 200:
-                    raise error_of(HttpReply(answer.status_code, answer.headers, await answer.aread()))
-                async for chunk in answer.aiter_bytes():
-                    yield chunk
+        pool = await self._pools.get()
+        with failing(self._server.url):
+            connection = await pool.take()
+            try:
+                async with aclosing(connection.chunks(self._server.written(step))) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                pool.give_back(connection)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._clients.close()
-
-
-@contextmanager
-def _failing(url: str) -> Generator[None, None, None]:
-    """Translate errors of httpx in the block into ours."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise Unreachable(f"{url}: no connection ({error})") from error
-    except (httpx.TimeoutException, TimeoutError) as error:
-        raise (
-            error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no response in time")
-        ) from error
-    except httpx.TransportError as error:
-        raise ConnectionLost(f"{url}: the connection ended before the response ({error})") from error
-
-
-def headers_with(token: str | None) -> Mapping[str, str]:
-    """Return the headers that carry `token`."""
-    return {} if token is None else {"authorization": f"Bearer {token}"}
-
-
-def _limits(connections: int) -> httpx.Limits:
-    return httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        await self._pools.close()

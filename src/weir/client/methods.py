@@ -4,12 +4,15 @@ An asynchronous client may be used in several event loops, one after the other o
 """
 
 import asyncio
+import os
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from weir.client import calls as common
@@ -35,6 +38,7 @@ from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 INTERVAL = 0.1  # seconds between two checks of what is waited for
 AT_ONCE = 32  # requests that are under way at a time
@@ -95,7 +99,7 @@ class Client:
     def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
         """Return when the server listens and all its models accept requests. `interval` is the time between two checks, in
         seconds. Raises DeadlineExceeded."""
-        self._run(common.until_server_ready(self._calls, interval), timeout)
+        return self._run(common.until_server_ready(self._calls, interval), timeout)
 
     # Models.
 
@@ -115,13 +119,13 @@ class Client:
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model accepts requests. `interval` is in seconds. Raises DeadlineExceeded."""
-        self._run(common.until_model(self._calls, name, version, True, interval), timeout)
+        return self._run(common.until_model(self._calls, name, version, True, interval), timeout)
 
     def wait_until_model_not_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model does not accept requests. `interval` is in seconds. Raises DeadlineExceeded."""
-        self._run(common.until_model(self._calls, name, version, False, interval), timeout)
+        return self._run(common.until_model(self._calls, name, version, False, interval), timeout)
 
     # Control.
 
@@ -130,7 +134,7 @@ class Client:
     ) -> None:
         """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
         the model's own file. With `version`, that version only, besides those that run."""
-        self._retried(lambda: self._calls.load_model(name, config, version), timeout)
+        return self._retried(lambda: self._calls.load_model(name, config, version), timeout)
 
     def load_ensemble(
         self,
@@ -151,11 +155,11 @@ class Client:
             outputs: the same for its output tensors.
             timeout: seconds for the call.
         """
-        self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
+        return self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
     def unload_model(self, name: str, *, version: str = "", timeout: float | None = None) -> None:
         """Make the server finish a model's accepted requests, and stop the model; with `version`, that version only."""
-        self._retried(lambda: self._calls.unload_model(name, version), timeout)
+        return self._retried(lambda: self._calls.unload_model(name, version), timeout)
 
     def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
         """Unload models, one after the other. `timeout` holds for each."""
@@ -171,7 +175,7 @@ class Client:
 
     def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
         """Make the server stop one worker of an endpoint; the last worker takes the endpoint with it."""
-        self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
+        return self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
 
     # Inference.
 
@@ -268,6 +272,21 @@ class AsyncTransport(Protocol):
         """Close all connections."""
 
 
+def awaited(
+    method: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """Return the method of AsyncClient that does what `method` of Client does: there, running a program returns its result; here, it returns
+    what is to be awaited for it."""
+
+    @wraps(method)
+    async def call(client: "AsyncClient", /, *arguments: P.args, **named: P.kwargs) -> T:
+        awaitable: Any = method(client, *arguments, **named)  # type: ignore[arg-type]  # `_run` of both is all that `method` uses
+        result: T = await awaitable
+        return result
+
+    return call
+
+
 class AsyncClient:
     """The calls to a server, from an event loop. The methods are those of Client, to be awaited; they raise the same errors."""
 
@@ -278,111 +297,27 @@ class AsyncClient:
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()
 
-    # The server.
-
-    async def server_metadata(self) -> Metadata:
-        """Return name, version and extensions of the server."""
-        return await self._retried(self._calls.server_metadata)
-
-    async def server_live(self) -> bool:
-        """Return whether the server responds."""
-        return await self._run(common.or_false(self._calls.server_live()))
-
-    async def server_ready(self) -> bool:
-        """Return whether all models of the server accept requests."""
-        return await self._run(common.or_false(self._calls.server_ready()))
-
-    async def has_extension(self, name: str) -> bool:
-        """Return whether the server lists the extension `name`."""
-        return await self._retried(lambda: common.has_extension(self._calls, name))
-
-    async def has_hardware(self, name: str, count: int = 1) -> bool:
-        """Return whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
-        contains it."""
-        return await self._retried(lambda: self._calls.has_hardware(name, count))
-
-    async def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
-        """Return when the server listens and all its models accept requests. `interval` is the time between two checks, in
-        seconds. Raises DeadlineExceeded."""
-        await self._run(common.until_server_ready(self._calls, interval), timeout)
-
-    # Models.
-
-    async def models(self) -> list[str]:
-        """Return the names of the models that run."""
-        return await self._retried(self._calls.models)
-
-    async def model_ready(self, name: str, version: str = "") -> bool:
-        """Return whether a model accepts requests; False if unknown model."""
-        return await self._run(common.or_false(self._calls.model_ready(name, version)))
-
-    async def model_metadata(self, name: str, version: str = "") -> Metadata:
-        """Return name, versions, platform, inputs and outputs of a model."""
-        return await self._retried(lambda: self._calls.model_metadata(name, version))
-
-    async def wait_until_model_ready(
-        self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
-    ) -> None:
-        """Return when a model accepts requests. `interval` is in seconds. Raises DeadlineExceeded."""
-        await self._run(common.until_model(self._calls, name, version, True, interval), timeout)
-
-    async def wait_until_model_not_ready(
-        self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
-    ) -> None:
-        """Return when a model does not accept requests. `interval` is in seconds. Raises DeadlineExceeded."""
-        await self._run(common.until_model(self._calls, name, version, False, interval), timeout)
-
-    # Control.
-
-    async def load_model(
-        self, name: str, config: Mapping[str, Any] | None = None, *, version: str = "", timeout: float | None = None
-    ) -> None:
-        """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
-        the model's own file. With `version`, that version only, besides those that run."""
-        await self._retried(lambda: self._calls.load_model(name, config, version), timeout)
-
-    async def load_ensemble(
-        self,
-        name: str,
-        models: Sequence[str | Mapping[str, Any]],
-        *,
-        inputs: Tensors = (),
-        outputs: Tensors = (),
-        timeout: float | None = None,
-    ) -> None:
-        """Make the server run a chain of models under the name `name`: each model gets the result of the one before it.
-
-        Arguments:
-            name: the name of the chain. A chain that already has it is replaced.
-            models: the steps. Each is a model's name, a table `{"model": ..., "inputs": {name in the model: name in the
-                chain}, "outputs": {...}}`, or a table of a branch or a switch.
-            inputs: for a chain of tensor models, tables of name, datatype and shape of its input tensors.
-            outputs: the same for its output tensors.
-            timeout: seconds for the call.
-        """
-        await self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
-
-    async def unload_model(self, name: str, *, version: str = "", timeout: float | None = None) -> None:
-        """Make the server finish a model's accepted requests, and stop the model; with `version`, that version only."""
-        await self._retried(lambda: self._calls.unload_model(name, version), timeout)
+    server_metadata = awaited(Client.server_metadata)
+    server_live = awaited(Client.server_live)
+    server_ready = awaited(Client.server_ready)
+    has_extension = awaited(Client.has_extension)
+    has_hardware = awaited(Client.has_hardware)
+    wait_until_server_ready = awaited(Client.wait_until_server_ready)
+    models = awaited(Client.models)
+    model_ready = awaited(Client.model_ready)
+    model_metadata = awaited(Client.model_metadata)
+    wait_until_model_ready = awaited(Client.wait_until_model_ready)
+    wait_until_model_not_ready = awaited(Client.wait_until_model_not_ready)
+    load_model = awaited(Client.load_model)
+    load_ensemble = awaited(Client.load_ensemble)
+    unload_model = awaited(Client.unload_model)
+    load_worker = awaited(Client.load_worker)
+    unload_worker = awaited(Client.unload_worker)
 
     async def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
         """Unload models, one after the other. `timeout` holds for each."""
         for name in names:
             await self.unload_model(name, timeout=timeout)
-
-    async def load_worker(
-        self, name: str, parameters: Mapping[str, Parameter] | None = None, *, timeout: float | None = None
-    ) -> str:
-        """Make the server run a model with these parameters, unless it already does. Return the name of the endpoint, under
-        which the model serves."""
-        return await self._retried(lambda: self._calls.load_worker(name, parameters or {}), timeout)
-
-    async def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
-        """Make the server stop one worker of an endpoint; the last worker takes the endpoint with it."""
-        await self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
-
-    # Inference.
 
     @overload
     async def infer(self, model: str, inputs: Inputs, **extras: Unpack[RequestExtras]) -> Result: ...
@@ -470,6 +405,68 @@ class AsyncClient:
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)
+
+
+class BlockingTransport:
+    """A Transport that runs `transport` in an event loop in a thread of its own, which starts with the first step."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._running: _LoopThread | None = None
+
+    def send(self, step: Any, timeout: float) -> Any:
+        """See Transport."""
+        return self._started().run(self._transport.send(step, timeout))
+
+    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
+        """See Transport."""
+        running, chunks = self._started(), self._transport.chunks(step, silence)
+        try:
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield running.run(silence.next_of(chunks))
+        finally:
+            running.run(chunks.aclose())
+
+    def close(self) -> None:
+        """See Transport."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.run(self._transport.close())
+            running.end()
+
+    def _started(self) -> "_LoopThread":
+        with self._lock:
+            if self._running is None or self._running.process != os.getpid():  # a fork has no threads
+                self._running = _LoopThread()
+            return self._running
+
+
+class _LoopThread:
+    """An event loop that runs in a thread of `process`."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="weir-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which ends if this is interrupted. Raises its error."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def end(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class PerLoop(Generic[T]):

@@ -78,12 +78,12 @@ def bench(
     """
     from rich.console import Console
 
-    from weir.bench import HttpOptions, LoadSettings, make_target, run_shown
+    from weir.bench import HttpOptions, LoadSettings, ServerTarget, run_shown
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     connections = min(max_connections, concurrency or max_connections)
     options = HttpOptions(_headers(header or []), timeout, connections, insecure, channels, rows)
-    made: list[Target] = [make_target(url, data, options) for url in targets or []]
+    made: list[Target] = [ServerTarget(url, data, options) for url in targets or []]
     made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
     if not made:
         raise SettingsError("nothing to measure: give a URL, or a model with --in-process")

@@ -575,23 +575,28 @@ def _split_like(body: bytes | memoryview, elements: list[bytes]) -> list[bytes]:
     return found
 
 
-# Elements of a list that `_is_longer` decodes at a time.
-_FIELDS = 4096
-
-
 def _is_longer(body: bytes, most: int) -> bool:
-    """Return whether the JSON list has more than `most` elements of any kind."""
-    rest = body
-    while rest.count(b",") >= most:
-        found = msgspec.structs.astuple(_first_elements(min(most, _FIELDS) + 1)(rest))
-        if found[-1] is None:
-            return False
-        if len(found) > most:
+    """Return whether the JSON list has more than `most` elements of any kind; none of them is made. Raises one of UNREADABLE for a longer list that
+    is malformed."""
+    if body.count(b",") < most or not body.lstrip().startswith(b"["):
+        return False
+    import numpy  # not at the top: workers of models without tensors do not load it
+
+    depth = commas = 0
+    for piece in _whole_texts(body):
+        bare = numpy.frombuffer(_TEXT.sub(b"", piece), numpy.uint8)
+        steps = numpy.isin(bare, _OPENING).astype(numpy.int32) - numpy.isin(bare, _CLOSING)
+        depths = depth + numpy.cumsum(steps)
+        commas += int(numpy.count_nonzero((bare == _COMMA) & (depths == 1)))
+        if commas >= most:
+            _check_json(body)
             return True
-        most -= len(found)
-        after = rest[_address(found[-1]) + len(bytes(found[-1])) - _address(rest) :].lstrip()
-        rest = b"[" + after[1:] if after.startswith(b",") else b"[]"
+        depth = int(depths[-1]) if len(depths) else depth
     return False
+
+
+_OPENING, _CLOSING, _COMMA = list(b"[{"), list(b"]}"), ord(",")
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode  # which makes no values
 
 
 def _is_longer_msgpack(body: bytes, most: int) -> bool:
@@ -599,22 +604,6 @@ def _is_longer_msgpack(body: bytes, most: int) -> bool:
     if body[:1] == b"\xdc" or body[:1] == b"\xdd":
         return int.from_bytes(body[1 : 3 if body[0] == 0xDC else 5], "big") > most
     return body[:1] >= b"\x90" and body[:1] <= b"\x9f" and body[0] & 0xF > most
-
-
-@lru_cache(maxsize=64)
-def _first_elements(count: int) -> Callable[[bytes], Any]:
-    """Return a decoder of the first `count` elements of a JSON list. It ignores further elements; missing ones are None."""
-    fields = [(f"element_{place}", msgspec.Raw, None) for place in range(count)]
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("List", fields, array_like=True)).decode
-    return decode
-
-
-def _address(data: Any) -> int:
-    """Return the address of bytes in memory. A msgspec.Raw refers to the bytes that it was decoded from."""
-    import numpy  # not at the top: workers of models without tensors do not load it
-
-    address: int = numpy.frombuffer(data, numpy.uint8).__array_interface__["data"][0]
-    return address
 
 
 def encode(value: Any, content_type: str) -> bytes:

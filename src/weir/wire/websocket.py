@@ -9,6 +9,7 @@ request may be sent again.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -97,8 +98,7 @@ def read_request(message: Message) -> InferenceRequest | CancelMessage:
 def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
     """Return the response or the error in a server's message. Raises InvalidRequest for a malformed message."""
     header, length = _header(message)
-    envelope: _Envelope = parse(_decode_envelope, header, "a message")
-    if envelope.error is not None:
+    if b'"error"' in header and parse(_decode_envelope, header, "a message").error is not None:
         failure: ErrorMessage = parse(_decode_failure, header, "an error")
         return failure
     if length is None:
@@ -106,12 +106,23 @@ def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
     return kserve_binary.read_response(memoryview(message)[4:], length)  # type: ignore[arg-type]  # as above
 
 
-def write_request(request: InferenceRequest, *, binary: bool = True) -> Message:
-    """Return `request` as a message, with `binary` a binary one. Otherwise raises InvalidRequest for a tensor without a JSON form."""
+class WrittenMessage(NamedTuple):
+    """A request that has been written without an id: its JSON, and the raw bytes of its tensors. It may be sent several times."""
+
+    header: bytes
+    raw: Sequence[bytes | memoryview]
+
+    def message(self, id: str) -> Message:
+        """Return the message that sends the request under `id`."""
+        return _message(b'{"id":%b,%b' % (_dumps(id), self.header[1:]), self.raw)
+
+
+def write_request(request: InferenceRequest, *, binary: bool = True) -> WrittenMessage:
+    """Return `request` without its id, as a binary message with `binary`. Otherwise raises InvalidRequest for a tensor without a JSON form."""
     named = {"model_name": request.model} | ({"model_version": request.version} if request.version else {})
-    written = kserve_binary.write_request(request, lambda _: binary)
-    header = b"%b,%b" % (encode(named)[:-1], bytes(written.parts[0])[1:])
-    return _message(header, written.parts[1:])
+    unnamed = InferenceRequest(request.model, request.inputs, outputs=request.outputs, parameters=request.parameters)
+    written = kserve_binary.write_request(unnamed, lambda _: binary)
+    return WrittenMessage(b"%b,%b" % (encode(named)[:-1], bytes(written.parts[0])[1:]), written.parts[1:])
 
 
 def write_response(request: InferenceRequest, response: InferenceResponse) -> Message:
@@ -152,7 +163,7 @@ def _header(message: Message) -> tuple[bytes, int | None]:
     return message[_LENGTH.size : _LENGTH.size + length], length
 
 
-def _message(header: bytes, raw: list[bytes | memoryview]) -> Message:
+def _message(header: bytes, raw: Sequence[bytes | memoryview]) -> Message:
     if not raw:
         return header.decode()
     return b"".join((_LENGTH.pack(len(header)), header, *raw))

@@ -5,15 +5,21 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
+from tests.rings import subcases
 
-from weir.bench import HttpOptions, HttpTarget
+from weir.bench import HttpOptions, ServerTarget, run_bench, server
 from weir.bench.run import Clock, LoadSettings, Outcome, Round, make_load, make_outcome, run_round
-from weir.errors import SettingsError
+from weir.bench.server import DeclaredInput, TargetEndpoint, declared_inputs, endpoint_of, made_request, outcome_of
+from weir.client.http_calls import HttpCalls, HttpReply
+from weir.client.http_connection import NotConnected
+from weir.errors import DeadlineExceeded, Overloaded, SettingsError
+from weir.wire.websocket import ErrorMessage
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
@@ -24,7 +30,7 @@ async def put_load(
     url: str, settings: LoadSettings, options: HttpOptions | None = None, clock: Clock = time.monotonic
 ) -> tuple[Outcome, Round]:
     load = make_load(settings, 1)
-    target = HttpTarget(url, "3", options)
+    target = ServerTarget(url, "3", options)
     try:
         await target.open()
         made = await run_round(target, load, 0, clock=clock)
@@ -98,13 +104,7 @@ def test_a_server_that_stalls_shows_in_the_percentiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("close", "connection closed"),
-        ("half", "connection closed"),
-        ("reset", "connection reset"),
-        ("garbage", "garbage"),
-    ],
+    ("name", "error"), [("close", "closed"), ("half", "closed"), ("reset", "reset"), ("garbage", "garbage")]
 )
 def test_a_connection_that_breaks_costs_its_own_request_only(name: str, error: str) -> None:
     async def misbehave(writer: asyncio.StreamWriter) -> bool:
@@ -120,7 +120,10 @@ def test_a_connection_that_breaks_costs_its_own_request_only(name: str, error: s
         return name == "garbage"
 
     outcome, _ = measure(on(20, misbehave))
-    assert outcome.errors == {error: 1} and outcome.answered == outcome.requests - 1
+    assert (
+        outcome.errors == {error if name == "garbage" else f"connection {error}": 1}
+        and outcome.answered == outcome.requests - 1
+    )
 
 
 def test_a_slow_answer_is_given_up_with_its_connection() -> None:
@@ -213,7 +216,7 @@ def test_an_answer_before_the_end_of_a_large_request_ends_its_connection() -> No
     async def run() -> tuple[Outcome, int]:
         async with stub(server=Hasty()) as (server, url):
             load = make_load(steady(20.0, 0.3), 1)
-            target = HttpTarget(url, large)
+            target = ServerTarget(url, large)
             await target.open()
             made = await run_round(target, load, 0)
             await target.close()
@@ -241,7 +244,154 @@ def test_where_there_is_no_server_that_is_reported() -> None:
 def test_without_data_the_server_must_describe_an_example() -> None:
     async def run() -> None:
         async with stub() as (_, url):
-            await HttpTarget(url).open()
+            await ServerTarget(url).open()
 
     with pytest.raises(SettingsError, match="the server describes no example to send; give something with --data"):
         uvloop.run(run())
+
+
+@subcases(
+    ("status", "body", "outcome"),
+    [
+        (200, b"9", "ok"), (204, b"", "ok"), (429, b'{"error":{"type":"Overloaded","message":"full"}}', "429 Overloaded"),
+        (500, b"<html>", "500"), (500, b'{"error":"text"}', "500"), (500, b'{"error":{"type":5}}', "500"), (500, b"[1]", "500"),
+        (301, b"", "301"),
+    ],
+)  # fmt: skip
+def test_errors_have_a_code_and_a_type(status: int, body: bytes, outcome: str) -> None:
+    assert outcome_of(HttpReply(status, {}, body)) == outcome
+    assert outcome_of(ErrorMessage("full", type="Overloaded", status=429)) == "Overloaded"
+
+
+class FakeSender(server.HttpSender):
+    """A sender whose requests end as the test says: with None, they do not end by themselves."""
+
+    def __init__(self, end: object, *, sent: bool = True) -> None:
+        super().__init__(endpoint_of("http://a/x"), HttpOptions())
+        self._end = end
+        self._sent = sent
+
+    async def connect(self) -> None:
+        pass
+
+    async def send(self, step: Any, within: float, index: int = 0) -> HttpReply:
+        return HttpReply(200, {}, b"")
+
+    def start(self, step: bytes, index: int, sent: Callable[[], object]) -> "asyncio.Future[HttpReply]":
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._sent:
+            sent()
+        if isinstance(self._end, Exception):
+            reply.set_exception(self._end)
+        elif self._end is not None:
+            reply.set_result(self._end)
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("sender", "field", "value"),
+    [
+        (FakeSender(HttpReply(200, {}, b"9")), "answered", 9),
+        (FakeSender(None), "timeouts", 9),
+        (FakeSender(None, sent=False), "unfinished", 9),
+        (FakeSender(DeadlineExceeded("late")), "timeouts", 9),
+        (FakeSender(Overloaded("full")), "errors", {"Overloaded": 9}),
+        (FakeSender(OSError("connection reset")), "errors", {"connection reset": 9}),
+        (FakeSender(NotConnected("Connection refused")), "errors", {"connect: Connection refused": 9}),
+        (FakeSender(ZeroDivisionError()), "errors", {"ZeroDivisionError": 9}),
+    ],
+)
+async def test_every_request_ends_and_counts_once(
+    sender: FakeSender, field: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that does not end by itself is given up."""
+    monkeypatch.setitem(server._PROTOCOLS, "http", server._Row(lambda endpoint, options: (HttpCalls(), sender)))
+    target = ServerTarget("http://a/x", "3", HttpOptions(timeout=0.2))
+    load = LoadSettings("constant", rate=100, duration=0.1, warm_up=0.0, max_lag_ms=1e9)
+    outcome = (await run_bench([target], load)).outcome
+    assert getattr(outcome, field) == value
+    assert outcome.answered + outcome.timeouts + outcome.unfinished + sum(outcome.errors.values()) == 9
+
+
+# What a URL means.
+
+
+@subcases(
+    ("url", "endpoint"),
+    [
+        ("http://localhost:8000/infer/square", TargetEndpoint("http", "http://localhost:8000", "/infer/square")),
+        ("https://a.example?y=1", TargetEndpoint("http", "https://a.example", "/?y=1")),
+        ("http://[::1]:80", TargetEndpoint("http", "http://[::1]:80", "/")),
+        ("http://unix:/run/weir.sock:/infer/square", TargetEndpoint("http", "unix:/run/weir.sock", "/infer/square")),
+        ("http://host/v2/models/a%20b/infer", TargetEndpoint("kserve", "http://host", "/v2/models/a%20b/infer", "a b")),
+        (
+            "http://host/v2/models/sums/versions/2/infer#binary",
+            TargetEndpoint("kserve", "http://host", "/v2/models/sums/versions/2/infer", "sums", "2", binary=True),
+        ),
+        (
+            "http://unix:weir.sock:/v2/models/sums/infer",
+            TargetEndpoint("kserve", "unix:weir.sock", "/v2/models/sums/infer", "sums"),
+        ),
+        ("grpc://localhost:8001/sums", TargetEndpoint("grpc", "localhost:8001", "", "sums")),
+        ("grpcs://[::1]:8001/sums/3", TargetEndpoint("grpc", "[::1]:8001", "", "sums", "3", tls=True)),
+        ("ws://localhost:8000/sums", TargetEndpoint("ws", "http://localhost:8000", "", "sums")),
+        (
+            "wss://localhost:8000/sums/1#binary",
+            TargetEndpoint("ws", "https://localhost:8000", "", "sums", "1", tls=True, binary=True),
+        ),
+    ],
+)
+def test_a_url_names_an_endpoint(url: str, endpoint: TargetEndpoint) -> None:
+    assert endpoint_of(url) == endpoint
+
+
+@subcases(
+    ("url", "message"),
+    [
+        ("grpc://localhost/sums", "must be like grpc://HOST:PORT/MODEL"),
+        ("grpc://localhost:8001", "must be like grpc://HOST:PORT/MODEL"),
+        ("grpc://localhost:99999/sums", "Port out of range"),
+        ("ws://localhost:8000/a/b/c", "must be like"),
+        ("ws://localhost:8000/sums#raw", "only #binary may follow"),
+        ("http://localhost:8000/infer/square#binary", "only #binary may follow, and only where"),
+        ("grpc://localhost:8001/sums#binary", "only #binary may follow"),
+        *(
+            (url, "must be")
+            for url in ("localhost:8000/x", "ftp://a/x", "http:///x", "http://a:port/", "http://unix:/x")
+        ),
+        *((url, "must be percent-encoded") for url in ("http://a/ä", "http://a/x y")),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(url: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        endpoint_of(url)
+    assert "\n" not in str(caught.value)
+
+
+# The inference requests that are sent.
+
+
+ENDPOINT = TargetEndpoint("kserve", "http://host", "/v2/models/sums/versions/2/infer", "sums", "2")
+
+
+def test_a_request_is_made_of_ones() -> None:
+    request = made_request(
+        ENDPOINT, [DeclaredInput("x", "FP32", (-1, -1, 3)), DeclaredInput("n", "INT64", (-1,))], rows=2
+    )
+    assert (request.model, request.version) == ("sums", "2")
+    first, second = request.inputs
+    assert (first.array.shape, first.array.dtype, second.array.shape) == ((2, 1, 3), np.float32, (2,))
+    assert first.array.all() and second.array.all()
+
+
+def test_nobody_knows_what_bytes_are() -> None:
+    with pytest.raises(
+        SettingsError, match="model 'sums': its metadata do not say what 'input' is; give it with --data"
+    ):
+        made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
+
+
+@subcases("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
+def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
+    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata about its inputs"):
+        declared_inputs("sums", metadata)

@@ -10,7 +10,7 @@ import pytest
 from tests.rings import subcases
 from tests.served import MODELS, Served
 
-from weir.bench import HttpOptions, Report, bench, make_target
+from weir.bench import HttpOptions, Report, ServerTarget, bench
 from weir.errors import SettingsError
 
 # Whether nothing is left cannot be asked here: gRPC keeps threads and descriptors for as long as a process lives.
@@ -46,7 +46,7 @@ def running() -> Iterator[Running]:
 
 def put_load(running: Running, url: str, data: str | None = None, rows: int = 1) -> Report:
     options = HttpOptions(channels=2, rows=rows)
-    target = make_target(running.at(url), data, options)
+    target = ServerTarget(running.at(url), data, options)
     return bench(target, rate=400, duration=0.2, max_lag_ms=ANY_LAG)
 
 
@@ -87,22 +87,15 @@ def test_what_the_model_refuses_is_reported_before_anything_is_measured(running:
 @pytest.mark.parametrize("url", ["ws://localhost:1/simple", "grpc://localhost:1/simple"])
 def test_no_server(url: str) -> None:
     with pytest.raises(SettingsError, match="localhost:1"):
-        bench(make_target(url, options=HttpOptions(timeout=2.0)), rate=10)
+        bench(ServerTarget(url, options=HttpOptions(timeout=2.0)), rate=10)
 
 
-def test_grpc_takes_no_certificate_unseen() -> None:
+def test_grpc_takes_no_certificate_unseen_and_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="gRPC accepts no certificate that it cannot check"):
-        make_target("grpcs://localhost:1/simple", options=HttpOptions(insecure=True))
-
-
-def test_without_its_library_the_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, extra, url in (
-        ("weir.client.grpc", "grpc", "grpc://localhost:1/simple"),
-        ("weir.client.websocket", "client", "ws://localhost:1/simple"),
-    ):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(SettingsError, match=f"add Weir's extra '{extra}'"):
-            make_target(url)
+        ServerTarget("grpcs://localhost:1/simple", options=HttpOptions(insecure=True))
+    monkeypatch.setitem(sys.modules, "weir.client.grpc", None)
+    with pytest.raises(SettingsError, match="add Weir's extra 'grpc'"):
+        ServerTarget("grpc://localhost:1/simple")
 
 
 @pytest.fixture
@@ -114,7 +107,7 @@ def silent() -> Iterator[str]:
 
 def test_a_grpc_server_that_is_silent_is_no_target(silent: str) -> None:
     with pytest.raises(SettingsError, match="DeadlineExceeded"):
-        bench(make_target(silent, options=HttpOptions(channels=2, timeout=0.3)), rate=20, duration=0.2)
+        bench(ServerTarget(silent, options=HttpOptions(channels=2, timeout=0.3)), rate=20, duration=0.2)
 
 
 @pytest.fixture(autouse=True)
