@@ -22,6 +22,7 @@ import weir
 from benchmarks.harness.result import markdown, mebibytes
 from benchmarks.harness.texts import model_directory, sample
 from weir.bench.vectors import text_server
+from weir.text_models import ComputingSettings
 from weir.text_models.model import TextEncoder
 from weir.workers.process.pool import ProcessPool
 
@@ -41,7 +42,8 @@ class Alone(TextEncoder):
 
 async def measure(model: type[TextEncoder], directory: Path, cache: str, workers: int) -> list[str]:
     """Return a row of the table."""
-    params = {"directory": str(directory), "cache": cache, "devices": [DEVICE]}
+    computing = ComputingSettings(cache=cache, device_map=[DEVICE])
+    params = {"directory": str(directory), "computing": computing}
     began = time.perf_counter()
     async with weir.Service(model, params=params, workers=workers, max_batch_size=4, max_queue_size=10_000) as service:
         seconds = time.perf_counter() - began

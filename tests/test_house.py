@@ -132,7 +132,6 @@ LONG_SIGNATURES = {
     "weir.simulation.simulator.run": KEYWORDS,
     "weir.simulation.simulator.simulate": KEYWORDS,
     "weir.testing.FakeRequest.__init__": KEYWORDS,
-    "weir.text_models.model.TextEncoder.__init__": KEYWORDS,
 }
 
 

@@ -137,12 +137,12 @@ def measure(run: Run) -> Result:
     directory = installed_model()
     if directory is None:
         raise FileNotFoundError(f"the small model is missing: {INSTALL}")
-    params = {"directory": str(directory), "devices": ["cpu"]}
+    params = {"directory": str(directory), "computing": {"device_map": ["cpu"]}}
     profile = weir.profile(
         MODEL, items=SENTENCES, max_batch_size=LARGEST, threads=1, seconds=PROFILE_SECONDS, params=params
     )
     run.step(f"profile: at best {profile.max_rate:.0f} texts/s, in batches of {profile.best_batch_size}")
-    flags = (*FLAGS, "--param", f"directory={directory}", "--param", 'devices=["cpu"]')
+    flags = (*FLAGS, "--param", f"directory={directory}", "--param", 'computing={"device_map": ["cpu"]}')
     asked = Sweep(MODEL, "/infer/textencoder", SENTENCES, flags, RULES, LOADS)
     result = sweep(run, asked, weir.solve(profile, latency_weight=1.0, energy_weight=0.0))
     result.notes += _notes(profile, run)

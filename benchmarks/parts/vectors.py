@@ -51,6 +51,7 @@ from benchmarks.harness.texts import (
     weir,
     write_bodies,
 )
+from weir.text_models import ComputingSettings, WorkerShare
 from weir.text_models.model import TextEncoder
 
 CLIENTS = (1, 16, 64)
@@ -179,13 +180,8 @@ def encode_offline() -> None:
     precision, processes, threads, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     device, runtime, directory = sys.argv[5:] or ("cpu", "onnx", str(model_directory()))
     kind = "cpu" if device == "cpu" else "gpu"
-    params = {
-        "directory": directory,
-        "precision": precision,
-        "threads": threads,
-        "devices": [device],
-        "runtime": runtime,
-    }
+    computing = ComputingSettings(runtime=runtime, precision=precision, device_map=[device])
+    params = {"directory": directory, "computing": computing, "share": WorkerShare(threads)}
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(processes)]

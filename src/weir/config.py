@@ -44,6 +44,7 @@ def setting(
     secret: bool = False,
     guards: bool = False,
     may_be_empty: bool = False,
+    affects_speed: bool = True,
 ) -> Any:
     """Declare a setting as the field of a dataclass.
 
@@ -55,9 +56,17 @@ def setting(
         secret: whether the value must never be shown.
         guards: whether a server without it is open to more callers. An empty variable is refused then, and means "not set" otherwise.
         may_be_empty: whether an empty text is a value.
+        affects_speed: whether a model may be faster or slower with another value, so that it is measured again, see `that_affect_speed`.
     """
     rule = rule if may_be_empty else _not_empty(rule)
-    metadata = {"help": help, "rule": rule, "metavar": metavar, "secret": secret, "guards": guards}
+    metadata = {
+        "help": help,
+        "rule": rule,
+        "metavar": metavar,
+        "secret": secret,
+        "guards": guards,
+        "speed": affects_speed,
+    }
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, repr=not secret, metadata=metadata)
@@ -93,6 +102,11 @@ class Checked:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def that_affect_speed(settings: Checked) -> dict[str, Any]:
+    """Return the values by name of the settings that affect how fast a model is."""
+    return {each.name: getattr(settings, each.name) for each in fields(settings) if each.metadata["speed"]}
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -44,7 +44,7 @@ def client(directory: Path) -> Iterator[httpx.Client]:
 
 def logits(model: Path, texts: list[Any]) -> Any:
     """Return the numbers of the classifier of each text or pair, computed one by one."""
-    encoder = opened(model, model.parent / "cache", devices=["cpu"])
+    encoder = opened(model, model.parent / "cache", device_map=["cpu"])
     return np.concatenate([np.stack(encoder.predict(encoder.preprocess_batch([text]))) for text in texts])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.rings import spread
 from tests.text_models import tiny
+from tests.text_models.opening import params_of
 
 from weir import Service
 from weir.errors import InvalidRequest, ModelError, SettingsError
@@ -29,12 +30,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
-def loaded(directory: Path, cache: str, **params: Any) -> Runner:
-    given = {"directory": str(directory), "cache": cache, **params}
+def loaded(directory: Path, cache: Path, **settings: Any) -> Runner:
+    given = params_of(directory, cache, **settings)
     runner = Runner(RunnableModel(TextEncoder, given, 4, label="texts"), 0, fatal=())
     runner.start()
     return runner
@@ -50,7 +51,7 @@ def ids_of(runner: Runner, text: str) -> list[int]:
     return ids
 
 
-def vector_of(directory: Path, cache: str, item: Any = "so sunny", **params: Any) -> Any:
+def vector_of(directory: Path, cache: Path, item: Any = "so sunny", **params: Any) -> Any:
     """Return the vector of an item by a model with these parameters."""
     return encode(loaded(directory, cache, **params), item)[0]
 
@@ -59,7 +60,7 @@ def same(one: Any, other: Any) -> bool:
     return np.asarray(one).shape == np.asarray(other).shape and np.allclose(one, other, atol=1e-5)
 
 
-def test_a_vector_does_not_depend_on_the_batch_the_order_or_the_run(directory: Path, cache: str) -> None:
+def test_a_vector_does_not_depend_on_the_batch_the_order_or_the_run(directory: Path, cache: Path) -> None:
     runner = loaded(directory, cache)
     alone = [encode(runner, text)[0] for text in TEXTS]
     assert all(vector.shape == (tiny.HIDDEN,) and vector.dtype == np.float32 for vector in alone)
@@ -71,12 +72,12 @@ def test_a_vector_does_not_depend_on_the_batch_the_order_or_the_run(directory: P
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_gpu_that_is_not_there_is_refused(directory: Path, cache: str, threads: int) -> None:
+def test_a_gpu_that_is_not_there_is_refused(directory: Path, cache: Path, threads: int) -> None:
     with pytest.raises(SettingsError, match="device '7': the runtime finds no GPU here"):
-        loaded(directory, cache, devices=["7"], threads=threads)
+        loaded(directory, cache, device_map=["7"], threads=threads)
 
 
-def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cache: str) -> None:
+def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cache: Path) -> None:
     runner = loaded(directory, cache)
     read, pair = runner.prepare(Batch(0, ["so sunny", ("so sunny", "it is")], OBJECT, OBJECT)).column
     vector, of_pair = encode(runner, Tokens(read.ids.tobytes()), Tokens(pair.ids.tobytes(), pair.second))
@@ -90,7 +91,7 @@ def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cach
 
 
 @pytest.mark.parametrize(("content_type", "read"), [(JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)])
-def test_endpoints_get_lists_of_numbers(directory: Path, cache: str, content_type: str, read: Any) -> None:
+def test_endpoints_get_lists_of_numbers(directory: Path, cache: Path, content_type: str, read: Any) -> None:
     runner = loaded(directory, cache)
     (vector,) = encode(runner, "so sunny")
     body = json.dumps("so sunny").encode() if content_type == JSON else msgspec.msgpack.encode("so sunny")
@@ -120,14 +121,14 @@ def test_endpoints_get_lists_of_numbers(directory: Path, cache: str, content_typ
         ((b"abcd", 1), "must be 0 to"),
     ],
 )
-def test_an_item_that_is_no_text_fails_alone_and_says_why(directory: Path, cache: str, item: Any, rule: str) -> None:
+def test_an_item_that_is_no_text_fails_alone_and_says_why(directory: Path, cache: Path, item: Any, rule: str) -> None:
     first, wrong, last = encode(loaded(directory, cache), "so sunny", item, "so sunny")
     assert isinstance(wrong, InvalidRequest)
     assert rule in str(wrong)
     assert same(first, last)
 
 
-def test_a_text_that_is_too_long_is_cut_or_refused(directory: Path, cache: str) -> None:
+def test_a_text_that_is_too_long_is_cut_or_refused(directory: Path, cache: Path) -> None:
     long = "so sunny " * 100
     runner = loaded(directory, cache)
     ids = ids_of(runner, long)
@@ -137,7 +138,7 @@ def test_a_text_that_is_too_long_is_cut_or_refused(directory: Path, cache: str) 
 
 
 @pytest.mark.parametrize("mask_special", [False, True])
-def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special: bool) -> None:
+def test_each_token_may_have_a_vector(directory: Path, cache: Path, mask_special: bool) -> None:
     runner = loaded(directory, cache, pooling="none", run_tokens=1000, mask_special=mask_special)
     long, short = encode(runner, "the weather is lovely", "so sunny")
     count = len(ids_of(runner, "so sunny"))
@@ -151,7 +152,7 @@ def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special:
 
 
 @pytest.mark.parametrize("pooling", spread(["mean", "max", "hierarchical", "mean-max"], 2))
-def test_hidden_special_tokens_are_as_if_there_were_none(directory: Path, cache: str, pooling: str) -> None:
+def test_hidden_special_tokens_are_as_if_there_were_none(directory: Path, cache: Path, pooling: str) -> None:
     said: dict[str, Any] = {"pooling": pooling, "positions": False}  # they would have places otherwise
     hidden, masked, without = (
         encode(loaded(directory, cache, **said, **more), *TEXTS)
@@ -161,7 +162,7 @@ def test_hidden_special_tokens_are_as_if_there_were_none(directory: Path, cache:
     assert not same(hidden, masked)
 
 
-def test_special_tokens_are_hidden_from_poolings_that_do_not_read_them(directory: Path, cache: str) -> None:
+def test_special_tokens_are_hidden_from_poolings_that_do_not_read_them(directory: Path, cache: Path) -> None:
     def shown_and_hidden(pooling: str, **params: Any) -> list[Any]:
         return [vector_of(directory, cache, pooling=pooling, hide_special=hide, **params) for hide in (False, True)]
 
@@ -172,11 +173,11 @@ def test_special_tokens_are_hidden_from_poolings_that_do_not_read_them(directory
     assert hidden.shape == masked.shape and not same(hidden, masked)
 
 
-def test_a_fixed_length_changes_no_vector(directory: Path, cache: str) -> None:
+def test_a_fixed_length_changes_no_vector(directory: Path, cache: Path) -> None:
     assert same(vector_of(directory, cache, fixed_length=True), vector_of(directory, cache, fixed_length=False))
 
 
-def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: str) -> None:
+def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: Path) -> None:
     own = tiny.sentence_model(tmp_path / "cls", "distilbert", pooling="cls", normalize=False)
     plain = tiny.model(tmp_path / "plain", "bert")
     stated = {"pooling": "CLS_TOKEN", "normalize": False, "layers": [-1]}
@@ -194,15 +195,22 @@ def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: str) -> 
         ({"pooling": "most"}, "pooling='most'"),
         ({"precision": "fp4"}, "precision='fp4': must be one of"),
         ({"runtime": "tensorflow"}, "runtime='tensorflow': must be one of onnx, torch"),
-        ({"devices": ["gpu"]}, "'gpu' must be auto, cpu"),
+        ({"device_map": ["gpu"]}, r"device_map=\['gpu'\]: each must be auto, cpu"),
         ({"layers": [-9]}, "-9"),
     ],
 )
 def test_what_cannot_be_is_reported_when_the_model_is_loaded(
-    directory: Path, cache: str, params: dict[str, Any], rule: str
+    directory: Path, cache: Path, params: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(SettingsError, match=rule):
         loaded(directory, cache, **params)
+
+
+def test_settings_may_be_tables_as_a_command_line_has_them(directory: Path, cache: Path) -> None:
+    model = TextEncoder(str(directory), {"pooling": "cls"}, {"cache": str(cache)}, {"run_tokens": 7})
+    assert (model.text.pooling, model.computing.cache, model.run_tokens) == ("cls", str(cache), 7)
+    with pytest.raises(SettingsError, match="precision='fp4': must be one of"):
+        TextEncoder(str(directory), computing={"precision": "fp4"})
 
 
 def test_size_is_known_of_tokens_and_estimated_of_texts() -> None:
@@ -268,7 +276,8 @@ class Widest(TextEncoder):
     def load(self) -> None:
         super().load()
         if self._widths is not None:
-            self._widths = Widths({self.lone_threads: self._widths._runtimes[self.lone_threads]})
+            threads = self.share.lone_threads
+            self._widths = Widths({threads: self._widths._runtimes[threads]})
 
 
 def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: Path) -> None:
@@ -276,7 +285,7 @@ def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: 
     texts = [" ".join(TEXTS)] * 16  # so many that the network gives a further thread some
 
     async def vectors(lone_threads: int) -> Any:
-        params = {"directory": str(directory), "cache": str(tmp_path), "lone_threads": lone_threads}
+        params = params_of(directory, tmp_path, lone_threads=lone_threads)
         async with Service(Widest, params=params, workers=2, max_batch_size=16, name="texts") as service:
             pids = [state.pid for state in service.executor.states() if state.pid is not None]
             before = [threads_of(pid) for pid in pids]
@@ -293,7 +302,7 @@ def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: 
     assert np.array_equal(asyncio.run(vectors(1)), asyncio.run(vectors(2)))
 
 
-def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: str) -> None:
+def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: Path) -> None:
     runner = loaded(directory, cache, lone_threads=2)
     model: Any = runner._model
     used: list[int] = []
@@ -340,7 +349,7 @@ class OddRuntime:
 @pytest.mark.parametrize("pooling", ["mean", "none"])
 @pytest.mark.parametrize("accept", [OBJECT, JSON])
 def test_numbers_that_are_none_are_the_error_of_their_text_alone(
-    directory: Path, cache: str, number: float, pooling: str, accept: str
+    directory: Path, cache: Path, number: float, pooling: str, accept: str
 ) -> None:
     runner = loaded(directory, cache, pooling=pooling)
     expected = encode(runner, *TEXTS, accept=accept)
@@ -354,7 +363,7 @@ def test_numbers_that_are_none_are_the_error_of_their_text_alone(
 
 
 def test_a_model_whose_examples_have_such_numbers_does_not_start(
-    directory: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_every_text = 2  # the id of the first token, as tiny.py makes its vocabulary
     monkeypatch.setattr(

@@ -8,6 +8,7 @@ from tests.rings import spread
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
+from weir.text_models import ComputingSettings, TextSettings
 from weir.text_models.offline import (
     POOLINGS,
     LabelledTexts,
@@ -132,8 +133,8 @@ LABELS = ["work", "work", "work", "weather", "weather"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
+def cache(tmp_path_factory: pytest.TempPathFactory) -> ComputingSettings:
+    return ComputingSettings(cache=str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
@@ -142,16 +143,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def layers(model: Path, cache: str) -> LayerStudy:
-    return study_layers(model, TEXTS, LABELS, neighbours=1, cache=cache)
+def layers(model: Path, cache: ComputingSettings) -> LayerStudy:
+    return study_layers(model, TEXTS, LABELS, neighbours=1, computing=cache)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("layer", spread([-2, -3, -1]))
 def test_a_layer_is_what_a_model_of_that_layer_says(
-    layers: LayerStudy, model: Path, cache: str, pooling: str, layer: int
+    layers: LayerStudy, model: Path, cache: ComputingSettings, pooling: str, layer: int
 ) -> None:
-    served = encode(model, TEXTS, pooling=pooling, layers=(layer,), normalize=False, cache=cache)
+    text = TextSettings(pooling=pooling, layers=[layer], normalize=False)
+    served = encode(model, TEXTS, text=text, computing=cache)
     np.testing.assert_allclose(layers.vectors[pooling][layer], served, rtol=1e-4, atol=1e-5)
 
 
@@ -169,18 +171,18 @@ def test_the_picture_has_a_panel_for_each_layer(layers: LayerStudy, tmp_path: Pa
         draw(layers, tmp_path / "layers.png", "median")
 
 
-def test_progress_is_reported(model: Path, cache: str) -> None:
+def test_progress_is_reported(model: Path, cache: ComputingSettings) -> None:
     told: list[tuple[int, int]] = []
-    encode(model, TEXTS * 7, lambda done, of: told.append((done, of)), cache=cache)
+    encode(model, TEXTS * 7, lambda done, of: told.append((done, of)), computing=cache)
     assert told == [(32, 35), (35, 35)]
 
 
-def test_a_text_that_cannot_be_read_is_named(model: Path, cache: str) -> None:
+def test_a_text_that_cannot_be_read_is_named(model: Path, cache: ComputingSettings) -> None:
     with pytest.raises(SettingsError, match="text 2: "):
-        encode(model, ["one", "\ud800"], cache=cache)
+        encode(model, ["one", "\ud800"], computing=cache)
 
 
-def test_the_nearest_to_a_text_is_that_text(model: Path, cache: str) -> None:
-    first, second = search(model, TEXTS, TEXTS[2], 2, cache=cache)
+def test_the_nearest_to_a_text_is_that_text(model: Path, cache: ComputingSettings) -> None:
+    first, second = search(model, TEXTS, TEXTS[2], 2, computing=cache)
     assert (first.place, first.text) == (3, TEXTS[2]) and first.similarity == pytest.approx(1.0, abs=1e-5)
     assert second.similarity < first.similarity

@@ -10,10 +10,10 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.opening import opened
 
 from weir.errors import SettingsError
-from weir.text_models import Pooling, Recipe
+from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
-from weir.text_models.runtime import RuntimeOptions, open_runtime
+from weir.text_models.runtime import open_runtime
 from weir.text_models.tokenizer import Tokenizer
 
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
@@ -84,6 +84,8 @@ def test_a_score_is_computed_with_these_types(settings: dict[str, Any], tmp_path
     (read,) = model.preprocess_batch([("first do it", "then do it right")])
     ids = read.ids[None]
     types = np.zeros_like(ids) if settings else (np.arange(len(read.ids)) >= read.second).astype(np.int32)[None]
-    runtime = open_runtime(read_checkpoint(directory), Recipe(Pooling.LOGITS), RuntimeOptions(cache=tmp_path / "cache"))
+    runtime = open_runtime(
+        read_checkpoint(directory), Recipe(Pooling.LOGITS), ComputingSettings(cache=str(tmp_path / "cache"))
+    )
     expected = runtime.run(ids, np.ones_like(ids), types, np.ones(ids.shape, np.float32))
     np.testing.assert_array_equal(model.predict([read])[0], expected[0])

@@ -9,10 +9,9 @@ from tests.text_models import tiny
 from tests.text_models.graph.test_heads import modules
 
 from weir.errors import SettingsError
-from weir.text_models import Pooling
+from weir.text_models import Pooling, TextSettings
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.recipe import RecipeOptions, chosen_recipe, used_layers
-from weir.text_server import TextSettings
+from weir.text_models.recipe import chosen_recipe, used_layers
 from weir.text_server.text_model import described
 
 BARE = "its files state no pooling, which --pooling and --layers choose"
@@ -31,7 +30,7 @@ def decoder(directory: Path, name: str = "Qwen3ForCausalLM", **more: Any) -> Pat
 
 def said(checkpoint: Checkpoint, **settings: Any) -> tuple[Pooling, tuple[int, ...], str]:
     text = TextSettings(**settings)
-    recipe = chosen_recipe(checkpoint, RecipeOptions(text.pooling, text.layers, bare_layer=text.bare_layer))
+    recipe = chosen_recipe(checkpoint, text)
     return recipe.pooling, recipe.layers, described(checkpoint, recipe, text)
 
 
@@ -48,7 +47,7 @@ def test_a_directory_without_modules_is_pooled_as_by_sentence_transformers(tmp_p
     for options in ({}, {"layers": [-1]}, {"bare_layer": -2}):
         assert said(one, **options) == (Pooling.MEAN, (-1,), line)
     with pytest.raises(SettingsError, match="layers: -2: must be -1: the model has 1 layer"):
-        used_layers(one.architecture, chosen_recipe(one, RecipeOptions(None, (-2,))))
+        used_layers(one.architecture, chosen_recipe(one, TextSettings(layers=[-2])))
     own = read_checkpoint(tiny.sentence_model(tmp_path / "own", pooling="cls"))
     assert said(own, bare_layer=-2) == (Pooling.CLS, (-1,), "pools the last layer by cls, as its modules.json states")
     labels = read_checkpoint(tiny.model(tmp_path / "labels", labels=1))

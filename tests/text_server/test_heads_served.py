@@ -9,11 +9,11 @@ import numpy as np
 from tests.documentation.pages import ROOT, ask, read_blocks
 from tests.text_models import tiny, tiny_tokens
 from tests.text_models.graph.test_heads import m3, splade
+from tests.text_models.opening import opened
 from tests.text_server.protocols.test_tei_grpc import Stub, made
 from tests.text_server.test_server import SETTINGS
 
 import weir.embedding
-from weir.text_models.model import TextEncoder
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it", "it"]
 NAMES = {"0": "O", "1": "B-PER", "2": "I-PER"}
@@ -21,9 +21,7 @@ NAMES = {"0": "O", "1": "B-PER", "2": "I-PER"}
 
 def alone(model: Path, texts: list[str]) -> list[Any]:
     """Return the output of each text, computed one by one."""
-    encoder = TextEncoder(str(model), cache=str(model.parent / "cache"), devices=["cpu"])
-    encoder.load_shared()
-    encoder.load()
+    encoder = opened(model, model.parent / "cache", device_map=["cpu"])
     return [encoder.predict(encoder.preprocess_batch([text]))[0] for text in texts]
 
 
@@ -46,9 +44,7 @@ def test_terms_over_http_and_grpc(tmp_path: Path) -> None:
 
 def test_several_outputs_from_one_request(tmp_path: Path) -> None:
     m3(tmp_path / "m3")
-    read = TextEncoder(str(tmp_path / "m3"), cache=str(tmp_path / "cache"), devices=["cpu"], allow_pickle=True)
-    read.load_shared()
-    read.load()
+    read = opened(tmp_path / "m3", tmp_path / "cache", device_map=["cpu"], allow_pickle=True)
     texts = [text._replace(outputs=("dense", "sparse", "tokens")) for text in read.preprocess_batch(TEXTS)]
     expected = read.predict(texts)
     settings = {**SETTINGS, "cache": str(tmp_path / "cache"), "allow_pickle": True, "grpc_port": 0}

@@ -12,8 +12,16 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server import CallerSettings, server_settings
-from weir.text_server.server_settings import OTHER_FLAGS, TEXTS, from_other_servers, split_target, translated
+from weir.text_models import ComputingSettings, TextSettings, WorkerShare
+from weir.text_server import server_settings
+from weir.text_server.server_settings import (
+    OTHER_FLAGS,
+    TEXTS,
+    CallerSettings,
+    from_other_servers,
+    split_target,
+    translated,
+)
 from weir.text_server.text_model import TARGET, read_model
 from weir.workers.cpus import cpu_count
 
@@ -84,9 +92,10 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch
     cpus = cpu_count()
     settings = {"threads": 1, "timeout": 5.0, "workers": cpus, "bulk_workers": cpus}
     assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
-    params: dict[str, Any] = {"precision": "int8", "devices": ["cpu"], "threads": 1, "normalize": False}
-    assert params.items() <= served.params.items()
-    assert (served.params["pooling"], served.params["layers"]) == (None, None)
+    text, computing = TextSettings(normalize=False), ComputingSettings(precision="int8", device_map=["cpu"])
+    assert served.params == {
+        "directory": "/models/one", "text": text, "computing": computing, "share": WorkerShare(threads=1, lone_threads=1),
+    }  # fmt: skip
 
 
 @subcases(("flags", "workers", "threads"), [

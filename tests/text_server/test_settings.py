@@ -6,7 +6,8 @@ import pytest
 from tests.rings import subcases
 
 from weir.errors import SettingsError
-from weir.text_server import CallerSettings, ComputingSettings, TextSettings
+from weir.text_models import ComputingSettings, TextSettings
+from weir.text_server.server_settings import CallerSettings
 
 
 @subcases(("kind", "said", "rule"), [
@@ -19,6 +20,7 @@ from weir.text_server import CallerSettings, ComputingSettings, TextSettings
     (ComputingSettings, {"precision": "bf16"}, "only torch computes in bf16"),
     (ComputingSettings, {"precision": "int8", "runtime": "torch"}, "only onnx computes in int8"),
     (ComputingSettings, {"device_map": ["cpu", "tpu"]}, r"device_map=\['cpu', 'tpu'\]: each must be auto, cpu, cuda"),
+    *((ComputingSettings, {"device_map": [name]}, "each must be auto, cpu, cuda") for name in ("cuda:", "cuda:x", "")),
     (ComputingSettings, {"compile": True}, "only torch compiles"),
     (ComputingSettings, {"gpu_memory_fraction": 1.5}, "must be greater than 0 and at most 1"),
     (CallerSettings, {"max_texts": 0}, "max_texts=0: must be 1 or more"),

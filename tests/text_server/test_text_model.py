@@ -12,7 +12,7 @@ from tests.text_models import tiny
 
 import weir.embedding
 from weir.errors import SettingsError
-from weir.text_server import ComputingSettings, TextSettings
+from weir.text_models import ComputingSettings, TextSettings
 from weir.text_server.text_model import TextModelSpec, with_shares
 from weir.workers.cpus import cpu_count
 
@@ -52,7 +52,7 @@ def test_a_batch_alone_has_the_threads_of_all_workers_unless_stated(
     stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)
-    assert spec(**stated).params()["lone_threads"] == expected
+    assert spec(**stated).share().lone_threads == expected
 
 
 def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from weir.commands.options import (
 )
 from weir.errors import SettingsError, add_extra
 from weir.settings import Settings, declared_settings
+from weir.text_models import TextSettings
 from weir.text_server.server_settings import (
     BERT_PORT,
     BERT_PORT_OUT,
@@ -478,7 +479,12 @@ def layers(
     check_results(json, figure=picture, option="--output")
     with progress_bar("encoding") as progress:
         found = study_layers(
-            directory_of(model), texts, labels, neighbours=neighbours, progress=progress, max_length=max_length
+            directory_of(model),
+            texts,
+            labels,
+            neighbours=neighbours,
+            progress=progress,
+            text=TextSettings(max_length=max_length),
         )
     if picture is not None:
         draw(found, picture, pooling)
@@ -524,7 +530,7 @@ def search(
         raise SettingsError("QUERY: is empty, must be a text")
     texts = read_labelled(file, labels=False).texts
     with progress_bar("encoding") as progress:
-        hits = nearest(directory_of(model), texts, query, top, progress, max_length=max_length)
+        hits = nearest(directory_of(model), texts, query, top, progress, TextSettings(max_length=max_length))
     if json:
         for hit in hits:
             typer.echo(msgspec.json.encode(hit._asdict()).decode())

@@ -4,7 +4,7 @@ Texts are tokenized, texts of similar length are computed together, and shorter 
 """
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -14,16 +14,25 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON
 from weir.model import Measure, Model
-from weir.text_models import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
+from weir.text_models import (
+    ALONE,
+    DEFAULT_COMPUTING,
+    DEFAULT_TEXT,
+    OF_SPECIAL_TOKENS,
+    OF_TOKENS,
+    WITH_CLASSIFIER,
+    ComputingSettings,
+    Pooling,
+    TextSettings,
+    WorkerShare,
+)
 from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
 from weir.text_models.packing import written_numbers
-from weir.text_models.recipe import RecipeOptions, chosen_recipe
+from weir.text_models.recipe import ModelFiles, read_files
 from weir.text_models.runtime import (
     AUTO,
     CPU,
-    RuntimeOptions,
     Widths,
-    check_devices,
     device_of,
     may_use_gpu,
     no_gpu,
@@ -37,7 +46,6 @@ from weir.wire.values import encode
 
 if TYPE_CHECKING:
     from weir.text_models import Recipe
-    from weir.text_models.checkpoint.reading import Checkpoint
     from weir.text_models.runtime import Runtime
     from weir.text_models.tokenizer import Tokenizer
 
@@ -59,26 +67,11 @@ class TextEncoder(Model):
 
     Args:
         directory: the model's directory.
-        pooling, layers, mask_special, positions, normalize, dimensions, precision, window: see recipe.Recipe. None stands for the choice of the model's
-            files.
-        bare_layer: see recipe.chosen_recipe.
-        runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
-        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/__init__.py; as `threads` if it is not
-            more.
-        devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
-        max_length: the most tokens of a text, special tokens included; None for the model's own limit.
-        fixed_length: pad every text to `max_length` tokens, and the vectors of its tokens with zeros.
-        truncate: whether longer texts are cut or are errors.
-        special_tokens, pair_separator: see texts.TokenizerOptions.
-        cased: whether capital letters are distinguished; None for the choice of the model's files.
-        run_tokens: the most tokens of one run of the network, where padding counts `padding_cost` times; None for a default of the device.
-        prompt: the name or the text of a prompt that is put before every text; None for the model's own.
-        hide_special: no token attends to the first and the last token, unless the pooling reads one of them.
-        router: the route of the model's Router, such as query; None for its default.
-        dtype: the variant of an ONNX file that the runtime onnx-file computes, see onnx_files.DTYPES.
-        allow_pickle: read the weights of a directory that has them as pickles alone; no code in them is run.
+        text: how the vector of a text is computed.
+        computing: with what, and where.
+        share: the worker's share of the machine.
 
-    Raises SettingsError, here or when it is loaded, naming the file or the argument and the rule.
+    A table of names and values, as a command line or a file has them, may take the place of each of the three. Raises SettingsError, here or when it is loaded, naming the file or the setting and the rule.
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
@@ -91,46 +84,18 @@ class TextEncoder(Model):
     examples: ClassVar[Sequence[Any]] = ("First do it", "then do it right", "then do it better")
 
     def __init__(
-        self, directory: str, *, pooling: str | None = None, layers: Sequence[int] | None = None, mask_special: bool = False,
-        positions: bool = True, normalize: bool | None = None, dimensions: int | None = None, precision: str = "fp32",
-        runtime: str = "onnx", devices: Sequence[str] = (), threads: int = 1, compiled: bool = False,
-        gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
-        truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
-        run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
-        prompt: str | None = None, hide_special: bool = False, allow_pickle: bool = False, dtype: str | None = None,
-        router: str | None = None, bare_layer: int = -1, lone_threads: int = 1,
-    ) -> None:  # fmt: skip
-        check_devices(devices)
+        self,
+        directory: str | Path,
+        text: TextSettings | Mapping[str, Any] = DEFAULT_TEXT,
+        computing: ComputingSettings | Mapping[str, Any] = DEFAULT_COMPUTING,
+        share: WorkerShare | Mapping[str, Any] = ALONE,
+    ) -> None:
         self.directory = Path(directory)
-        self.recipe_options = RecipeOptions(
-            pooling, layers, mask_special, positions, normalize, dimensions, precision, window, bare_layer
-        )
-        self.runtime_options = RuntimeOptions(
-            runtime,
-            threads=threads,
-            cache=None if cache is None else Path(cache),
-            compiled=compiled,
-            gpu_memory_fraction=gpu_memory_fraction,
-            prepacked=lone_threads > threads,
-        )
-        self.lone_threads = lone_threads
-        self.devices = list(devices)
-        self.max_length = max_length
-        self.fixed_length = fixed_length
-        self.hide_special = hide_special
-        self.allow_pickle = allow_pickle
-        self.dtype = dtype
-        self.router = router
-        self.truncate = truncate
-        self.tokenizer_options: dict[str, Any] = {
-            "lowercase": None if cased is None else not cased,
-            "special_tokens": special_tokens,
-            "pair_separator": pair_separator,
-        }
-        self.prompt = prompt
-        self.run_tokens = run_tokens
-        self._padding_cost = padding_cost
-        self._checkpoint: Checkpoint
+        self.text = TextSettings(**text) if isinstance(text, Mapping) else text
+        self.computing = ComputingSettings(**computing) if isinstance(computing, Mapping) else computing
+        self.share = WorkerShare(**share) if isinstance(share, Mapping) else share
+        self.run_tokens = self.computing.run_tokens or self.share.run_tokens
+        self._files: ModelFiles
         self._recipe: Recipe
         self._hides_special: bool
         self._late: LateInteraction | None = None
@@ -141,57 +106,44 @@ class TextEncoder(Model):
 
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
-        from weir.text_models.checkpoint.reading import read_for
-        from weir.text_models.texts import TokenizerOptions, server_prompt
-
-        self._checkpoint = checkpoint = read_for(
-            self.runtime_options.kind,
-            self.directory,
-            allow_pickle=self.allow_pickle,
-            dtype=self.dtype,
-            router=self.router,
-        )
-        self._recipe = chosen_recipe(checkpoint, self.recipe_options)
-        self._hides_special = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
-        self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
+        self._files = files = read_files(self.directory, self.text, self.computing)
+        checkpoint, tokenizer = files.checkpoint, files.tokenizer
+        self._recipe = files.recipe
+        self._hides_special = self.text.hide_special and not set(files.recipe.poolings) & set(OF_SPECIAL_TOKENS)
         self._pad_id = checkpoint.architecture.pad_id
-        prompt = server_prompt(self.prompt, checkpoint.prompts)
-        late = checkpoint.layout.late if self._recipe.pooling is Pooling.TOKENS else None
-        tokenizer = checkpoint.tokenizer(
-            TokenizerOptions(
-                **self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO, late=late
-            )
-        )
-        vocabulary = checkpoint.architecture.vocab_size
-        tokens = checkpoint.heads.tokens
-        self._poolings = {_OWN: self._recipe.pooling, **poolings_of(self._recipe)}
+        late, tokens = tokenizer.options.late, checkpoint.heads.tokens
+        self._poolings = {_OWN: files.recipe.pooling, **poolings_of(files.recipe)}
         self._skipped = int(tokens is not None and tokens.skips_first)
         self._type_lead = tokenizer.type_lead
         self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
         self._reader = ItemReader(
             tokenizer,
-            max_length=self._max_length,
-            truncate=self.truncate,
-            vocabulary=vocabulary,
-            outputs=poolings_of(self._recipe),
-            before=0 if late is None else max(late.query_length or self._max_length, late.expands_to),
+            max_length=files.max_length,
+            truncate=self.text.truncate and not self.text.split,
+            vocabulary=checkpoint.architecture.vocab_size,
+            outputs=poolings_of(files.recipe),
+            before=0 if late is None else max(late.query_length or files.max_length, late.expands_to),
         )
         self._late, self._filling = late, None
         if late is not None and tokenizer.late is not None:
             self._skipped_ids = np.array(sorted(tokenizer.late.skipped), np.int64)
             self._filling = None if late.attends else tokenizer.late.filling
-        if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
-            self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
+        if self.share.threads == 1 and not self.computing.compile and not may_use_gpu(self.computing.device_map):
+            self._runtime = self._open(CPU)
+
+    def _open(self, device: str) -> "Runtime":
+        return open_runtime(self._files.checkpoint, self._recipe, self.computing, self.share, device)
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet. Raises SettingsError if a GPU was asked for and cannot be used."""
-        device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
+        device, share = device_of(self.computing, self.worker_index), self.share
         if self._runtime is None:
-            self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
-        if self._runtime.device != device and (wanted := wanted_device(self.devices, self.worker_index)) != AUTO:
+            self._runtime = self._open(device)
+        wanted = wanted_device(self.computing.device_map, self.worker_index)
+        if self._runtime.device != device and wanted != AUTO:
             raise no_gpu(wanted, 0)
-        if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
-            self._widths = widened(self._runtime, self.runtime_options.threads, self.lone_threads)
+        if share.lone_threads > share.threads and self._runtime.device == CPU:
+            self._widths = widened(self._runtime, share.threads, share.lone_threads)
         if self.run_tokens is None:
             self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
 
@@ -226,12 +178,12 @@ class TextEncoder(Model):
 
     def _computed(self, batch: "list[TokenIds]") -> list[Any]:
         assert self._runtime is not None
-        threads = self._share * self.runtime_options.threads
+        threads = self._share * self.share.threads
         widths = self._widths if self._share > 1 else None
         answers: list[Any] = [None] * len(batch)
-        fixed = self._max_length if self.fixed_length else None
+        fixed = self._files.max_length if self.text.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
-        for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
+        for places in runs(lengths, self.run_tokens or 1, self.share.padding_cost):
             texts = [batch[place] for place in places]
             inputs = padded_inputs(
                 texts,
@@ -278,7 +230,7 @@ class TextEncoder(Model):
 
     def _trim(self, vectors: Any, count: int) -> Any:
         """Return the vectors of a text's `count` tokens: without those of padding, or with a fixed length with zeros for them."""
-        if not self.fixed_length:
+        if not self.text.fixed_length:
             return vectors[:count]
         vectors[count:] = 0
         return vectors

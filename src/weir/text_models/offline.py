@@ -8,6 +8,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from weir.errors import SettingsError
 from weir.figures import COLOURS, MARKERS, figure
+from weir.text_models import DEFAULT_COMPUTING, DEFAULT_TEXT, ComputingSettings, TextSettings
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 
@@ -118,25 +120,35 @@ def _quiet(done: int, of: int) -> None:
     """Show nothing."""
 
 
-def encode(directory: Path, texts: Sequence[str], progress: Progress = _quiet, **options: Any) -> NDArray[np.float32]:
-    """Return the vectors of `texts`, [texts, dimensions]. `options` are arguments of TextEncoder.
+def encode(
+    directory: Path,
+    texts: Sequence[str],
+    progress: Progress = _quiet,
+    text: TextSettings = DEFAULT_TEXT,
+    computing: ComputingSettings = DEFAULT_COMPUTING,
+) -> NDArray[np.float32]:
+    """Return the vectors of `texts`, [texts, dimensions], by a model with these settings.
 
     Raises SettingsError if the model cannot be loaded, or naming an invalid text.
     """
-    model = _load_model(directory, **options)
-    return np.stack([vector for group in _groups(model, texts, progress) for vector in group])
+    return np.stack([vector for group in _groups(directory, texts, progress, text, computing) for vector in group])
 
 
 def encode_layers(
-    directory: Path, texts: Sequence[str], layers: int, progress: Progress = _quiet, **options: Any
+    directory: Path,
+    texts: Sequence[str],
+    layers: int,
+    progress: Progress = _quiet,
+    text: TextSettings = DEFAULT_TEXT,
+    computing: ComputingSettings = DEFAULT_COMPUTING,
 ) -> dict[str, NDArray[np.float32]]:
     """Return for each of POOLINGS the vectors of `texts` in each of the last `layers` layers, [layers, texts, dimensions], in order of the layers.
 
     The special tokens count in `mean` and `max`, as when a model is served without `--mask-special`. Raises SettingsError as `encode` does.
     """
-    model = _load_model(directory, pooling="none", layers=tuple(range(-layers, 0)), normalize=False, **options)
+    text = replace(text, pooling="none", layers=list(range(-layers, 0)), normalize=False)
     pooled: dict[str, list[Any]] = {name: [] for name in POOLINGS}
-    for group in _groups(model, texts, progress):
+    for group in _groups(directory, texts, progress, text, computing):
         for tokens in group:
             each = tokens.reshape(len(tokens), layers, -1)
             for name, vector in (("mean", each.mean(axis=0)), ("max", each.max(axis=0)), ("cls", each[0])):
@@ -144,15 +156,13 @@ def encode_layers(
     return {name: np.stack(vectors, axis=1) for name, vectors in pooled.items()}
 
 
-def _load_model(directory: Path, **options: Any) -> TextEncoder:
-    model = TextEncoder(str(directory), **options)
+def _groups(
+    directory: Path, texts: Sequence[str], progress: Progress, text: TextSettings, computing: ComputingSettings
+) -> Iterator[list[Any]]:
+    """Yield the vectors of the texts, a group at a time."""
+    model = TextEncoder(directory, text, computing)
     model.load_shared()
     model.load()
-    return model
-
-
-def _groups(model: TextEncoder, texts: Sequence[str], progress: Progress) -> Iterator[list[Any]]:
-    """Yield the vectors of the texts, a group at a time."""
     for start in range(0, len(texts), _GROUP):
         tokenized = model.preprocess_batch(list(texts[start : start + _GROUP]))
         for place, each in enumerate(tokenized, start):
@@ -171,11 +181,17 @@ class SearchHit(NamedTuple):
 
 
 def search(
-    directory: Path, texts: Sequence[str], query: str, top: int, progress: Progress = _quiet, **options: Any
+    directory: Path,
+    texts: Sequence[str],
+    query: str,
+    top: int,
+    progress: Progress = _quiet,
+    text: TextSettings = DEFAULT_TEXT,
+    computing: ComputingSettings = DEFAULT_COMPUTING,
 ) -> list[SearchHit]:
     """Return the `top` texts with the greatest cosine to `query`, in that order. Raises SettingsError as `encode` does."""
-    wanted = encode(directory, [query], **options)
-    similarities = unit_vectors(encode(directory, texts, progress, **options)) @ unit_vectors(wanted)[0]
+    *vectors, wanted = unit_vectors(encode(directory, [*texts, query], progress, text, computing))
+    similarities = np.stack(vectors) @ wanted
     nearest = np.argsort(-similarities, kind="stable")[:top]
     return [SearchHit(int(place) + 1, texts[place], float(similarities[place])) for place in nearest]
 
@@ -267,15 +283,16 @@ def study_layers(
     *,
     neighbours: int = 5,
     progress: Progress = _quiet,
-    **options: Any,
+    text: TextSettings = DEFAULT_TEXT,
+    computing: ComputingSettings = DEFAULT_COMPUTING,
 ) -> LayerStudy:
     """Encode `texts` with every layer of the model and every pooling of POOLINGS, and measure how well each separates `labels`.
 
-    `options` are arguments of TextEncoder, such as max_length. Raises SettingsError as `separation` and `encode` do.
+    Raises SettingsError as `separation` and `encode` do.
     """
     check_labels(labels)
     count = read_checkpoint(directory).architecture.layers
-    vectors = encode_layers(directory, texts, count, progress, **options)
+    vectors = encode_layers(directory, texts, count, progress, text, computing)
     separations = {
         pooling: [separation(of_layer, labels, neighbours) for of_layer in found] for pooling, found in vectors.items()
     }

@@ -1,80 +1,90 @@
 """The recipe of a vector: which layers are pooled, how, and in which precision. It does not change while a model is served.
 
-A recipe follows from the user's settings and the model's files. This module also checks whether a checkpoint can do what a recipe states; that needs
-neither onnx nor torch.
+A recipe follows from the user's settings and the model's files, which `read_files` reads for workers and for the server. This module also checks whether a
+checkpoint can do what a recipe states; that needs neither onnx nor torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from weir.errors import SettingsError
 from weir.text_models import (
+    DEFAULT_TEXT,
     NEVER_NORMALIZED,
     NOT_JOINED,
     OF_LAST_LAYER,
-    WINDOW,
     WITH_CLASSIFIER,
     WITH_HEAD,
+    ComputingSettings,
     Pooling,
     Precision,
     Recipe,
+    TextSettings,
     poolings_named,
 )
+from weir.text_models.texts import TokenizerOptions, server_prompt
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.families import Architecture
     from weir.text_models.checkpoint.heads import Dense
     from weir.text_models.checkpoint.reading import Checkpoint
+    from weir.text_models.tokenizer import Tokenizer
 
 
-class RecipeOptions(NamedTuple):
-    """What users say of a recipe, see Recipe. Where an option is None the model's files decide; if they state no pooling, it is what
-    sentence-transformers pools, or for a model that was trained with a head of its own what the head makes. `bare_layer` is the layer that is then
-    pooled, if the model has as many.
+def chosen_recipe(
+    checkpoint: "Checkpoint", text: TextSettings = DEFAULT_TEXT, precision: str = Precision.FP32.value
+) -> Recipe:
+    """Return the recipe for `checkpoint` with these settings.
+
+    Where a setting is not given the model's files decide. If they state no pooling, it is what sentence-transformers pools in the layer `text.bare_layer`, or
+    for a model that was trained with a head of its own what the head makes. `dimensions_of` checks whether the model can do what the recipe states.
     """
-
-    pooling: str | None = None
-    layers: Sequence[int] | None = None
-    mask_special: bool = False
-    positions: bool = True
-    normalize: bool | None = None
-    dimensions: int | None = None
-    precision: str = "fp32"
-    window: int | None = None
-    bare_layer: int = -1
-
-
-NO_RECIPE_OPTIONS = RecipeOptions()
-
-
-def chosen_recipe(checkpoint: "Checkpoint", options: RecipeOptions = NO_RECIPE_OPTIONS) -> Recipe:
-    """Return the recipe for `checkpoint` with these options.
-
-    Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
-    """
-    try:
-        numeric = Precision(options.precision)
-    except ValueError:
-        known = ", ".join(each.value for each in Precision)
-        raise SettingsError(f"precision={options.precision!r}: must be one of {known}") from None
     stated = checkpoint.poolings or (checkpoint.pooling_of_head or checkpoint.pooling_of_others,)
-    own_layer = -1 if checkpoint.poolings else max(options.bare_layer, -checkpoint.architecture.layers)
-    chosen, *joined = stated if options.pooling is None else poolings_named(options.pooling)
+    own_layer = -1 if checkpoint.poolings else max(text.bare_layer, -checkpoint.architecture.layers)
+    chosen, *joined = stated if text.pooling is None else poolings_named(text.pooling)
     normalized = checkpoint.normalize and chosen not in NEVER_NORMALIZED
     recipe = Recipe(
         chosen,
-        tuple(options.layers or (own_layer,)),
-        options.mask_special,
-        options.positions,
-        normalized if options.normalize is None else options.normalize,
-        options.dimensions,
-        numeric,
+        tuple(text.layers or (own_layer,)),
+        text.mask_special,
+        text.positions,
+        normalized if text.normalize is None else text.normalize,
+        text.dimensions,
+        Precision(precision),
         tuple(joined),
-        options.window or WINDOW,
+        text.window,
     )
     recipe = replace(recipe, further=further_poolings(checkpoint, recipe))
-    return _with_stated_dimensions(checkpoint, recipe) if options.dimensions is None else recipe
+    return _with_stated_dimensions(checkpoint, recipe) if text.dimensions is None else recipe
+
+
+class ModelFiles(NamedTuple):
+    """What the files of a model state, with its settings: its checkpoint, its recipe, its tokenizer, and the most tokens of a text."""
+
+    checkpoint: "Checkpoint"
+    recipe: Recipe
+    tokenizer: "Tokenizer"
+    max_length: int
+
+
+def read_files(directory: Path, text: TextSettings, computing: ComputingSettings) -> ModelFiles:
+    """Read the directory of a model with these settings. Raises SettingsError naming the file or the setting, and the rule."""
+    from weir.text_models.checkpoint.reading import read_for
+
+    checkpoint = read_for(directory, computing, text.router)
+    recipe = chosen_recipe(checkpoint, text, computing.precision)
+    options = TokenizerOptions(
+        lowercase=None if text.cased is None else not text.cased,
+        special_tokens=text.special_tokens,
+        word_special_tokens=text.word_special_tokens,
+        pair_separator=text.pair_separator,
+        prompt=server_prompt(text.prompt, checkpoint.prompts),
+        judges=recipe.pooling is Pooling.YES_NO,
+        late=checkpoint.layout.late if recipe.pooling is Pooling.TOKENS else None,
+    )
+    max_length = min(text.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
+    return ModelFiles(checkpoint, recipe, checkpoint.tokenizer(options), max_length)
 
 
 def further_poolings(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:

@@ -28,7 +28,6 @@ from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
-from weir.text_server import CallerSettings
 from weir.text_server.bert_as_service.http import Encode, Status, stock_fields
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.calibration import Budget, Progress, no_progress
@@ -38,7 +37,7 @@ from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
-from weir.text_server.server_settings import ZeroMqSettings, given_settings
+from weir.text_server.server_settings import CallerSettings, ZeroMqSettings, given_settings
 from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ class EmbeddingProduct:
     def observers(self) -> Sequence[Observer]:
         """Return the observer that counts padding."""
         for model, served in zip(self._models, self.models, strict=True):
-            params = served.params
-            self._padding.models[model.name] = model.run_shapes(params["run_tokens"], params["padding_cost"])
+            self._padding.models[model.name] = model.run_shapes(served.params["share"])
         return [self._padding]
 
     def added(self, context: FrontendContext) -> Added:

@@ -24,9 +24,15 @@ from weir.settings import (
     read_settings,
     value_of,
 )
+from weir.text_models import ComputingSettings, TextSettings
 from weir.text_models.checkpoint.hub import PATH_STARTS, parse_target
-from weir.text_server import MODEL_PARTS as TEXT_PARTS
-from weir.text_server import CallerSettings
+
+
+@dataclass(frozen=True)
+class CallerSettings(Checked):
+    """The limits of requests."""
+
+    max_texts: int = setting(100_000, "maximum number of texts in one request", rule=AT_LEAST_ONE)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class ZeroMqSettings(Checked):
     zmq_show_tokens: bool = setting(False, "return each text's tokens with its vectors")
 
 
+TEXT_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
 TEXT_SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}
 
 

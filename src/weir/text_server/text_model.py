@@ -9,20 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
+from weir.config import that_affect_speed
 from weir.errors import SettingsError
 from weir.profiling.machine import memory_of
-from weir.text_models import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models import (
+    OF_TOKENS,
+    WITH_CLASSIFIER,
+    WITH_HEAD,
+    ComputingSettings,
+    Pooling,
+    Precision,
+    Recipe,
+    TextSettings,
+    WorkerShare,
+    split_settings,
+)
 from weir.text_models.checkpoint.hub import local_directory, parse_target
 from weir.text_models.checkpoint.onnx_files import RUNTIME, find_file, wanted_names
-from weir.text_models.checkpoint.reading import CONFIG, read_for
+from weir.text_models.checkpoint.reading import CONFIG
 from weir.text_models.formats import read_document
 from weir.text_models.graph.cache import cache_directory, graphs_folder, prune
 from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
 from weir.text_models.packing import read_ranges
-from weir.text_models.recipe import RecipeOptions, chosen_recipe, dimensions_of
+from weir.text_models.recipe import dimensions_of, read_files
 from weir.text_models.runtime import may_use_gpu
-from weir.text_models.texts import TextOutput, TokenizerOptions, server_prompt
-from weir.text_server import ComputingSettings, TextSettings
+from weir.text_models.texts import TextOutput
 from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
@@ -157,21 +168,13 @@ class TextModelSpec(NamedTuple):
         is_stated = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
         return self.computing.calibrate and not is_stated
 
-    def params(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> dict[str, Any]:
-        """Return the arguments of TextEncoder. `run_tokens` holds unless the settings state another number; see TextEncoder for `padding_cost`."""
-        text, computing = self.text, self.computing
-        return {
-            "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
-            "mask_special": text.mask_special, "positions": text.positions, "normalize": text.normalize,
-            "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
-            "devices": computing.device_map, "threads": self.threads, "lone_threads": self.lone_threads, "compiled": computing.compile,
-            "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
-            "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
-            "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
-            "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
-            "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
-            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype, "router": text.router, "bare_layer": text.bare_layer,
-        }  # fmt: skip
+    def share(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> WorkerShare:
+        """Return the share of a worker whose batches have at most `run_tokens` tokens; see WorkerShare."""
+        return WorkerShare(self.threads, self.lone_threads, run_tokens, padding_cost)
+
+    def params(self, share: WorkerShare) -> dict[str, Any]:
+        """Return the arguments of TextEncoder."""
+        return {"directory": str(self.directory), "text": self.text, "computing": self.computing, "share": share}
 
     def worker_settings(self) -> dict[str, Any]:
         """Return the settings of the queue and the workers. Raises SettingsError for what only models that wait gain from."""
@@ -191,7 +194,7 @@ class TextModelSpec(NamedTuple):
         """Return the model for the registry, with the batches of `budget` unless the settings state others."""
         settings = {**(budget.settings() if budget is not None else {}), **self.worker_settings()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
-        params = self.params(run_tokens, settings.get("padding_cost", 1.0))
+        params = self.params(self.share(run_tokens, settings.get("padding_cost", 1.0)))
         return ModelToServe(TARGET, self.name, params, [], settings, aliases=self.aliases)
 
 
@@ -237,9 +240,7 @@ def read_model(named: ModelToServe) -> TextModelSpec:
     """Return the specification of a model whose target is a directory or an id, which is downloaded. Raises SettingsError naming a setting that breaks
     its rule, and what `fetched` raises."""
     source, model = parse_target(named.target), fetched(named)
-    rest = dict(model.settings)
-    text = TextSettings(**_take_fields(TextSettings, rest))
-    computing = ComputingSettings(**_take_fields(ComputingSettings, rest))
+    text, computing, rest = split_settings(model.settings)
     directory = Path(model.target).expanduser().resolve()
     computing = _with_onnx_file(model.name, directory, computing)
     repository = "" if isinstance(source, Path) else source.repository
@@ -259,10 +260,6 @@ def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) ->
     return replace(computing, runtime=RUNTIME)
 
 
-def _take_fields(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
-
-
 logger = logging.getLogger("weir")
 
 # Settings that a worker for measurement shares with those that will serve.
@@ -275,22 +272,13 @@ class ServedTextModel:
     def __init__(self, spec: TextModelSpec) -> None:
         """Read the directory. Raises SettingsError naming the file or the setting, and the rule."""
         text = spec.text
-        computing = spec.computing
-        checkpoint = read_for(
-            computing.runtime,
-            spec.directory,
-            allow_pickle=computing.allow_pickle,
-            dtype=computing.dtype,
-            router=text.router,
-        )
-        if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
+        files = read_files(spec.directory, text, spec.computing)
+        self.recipe, self.max_length, self._tokenizer = files.recipe, files.max_length, files.tokenizer
+        self._checkpoint = checkpoint = files.checkpoint
+        if text.max_length is not None and text.max_length > self.max_length:
             raise SettingsError(
-                f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
+                f"{spec.name}: max_length={text.max_length}: the model reads at most {self.max_length} tokens"
             )
-        self.name = spec.name
-        params = spec.params()
-        options = RecipeOptions(**{name: params[name] for name in RecipeOptions._fields})
-        self.recipe = chosen_recipe(checkpoint, options)
         logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
         if checkpoint.heads.pickled:
             logger.info(
@@ -298,26 +286,14 @@ class ServedTextModel:
                 spec.name,
                 ", ".join(checkpoint.heads.pickled),
             )
+        self.name = spec.name
         self.dimensions = dimensions_of(checkpoint, self.recipe)
         self._ranges = None if text.ranges is None else read_ranges(Path(text.ranges), self.dimensions)
-        self.max_length = text.max_length or checkpoint.max_length
         self._spec = spec
-        self._checkpoint = checkpoint
-        self._late = checkpoint.layout.late if self.recipe.pooling is Pooling.TOKENS else None
+        self._late = self._tokenizer.options.late
         if self._late is not None and text.split:
             rule = f"{spec.name}: split=True: texts of late interaction are not read in pieces: leave it out"
             raise SettingsError(rule)
-        self._tokenizer = checkpoint.tokenizer(
-            TokenizerOptions(
-                lowercase=None if text.cased is None else not text.cased,
-                special_tokens=text.special_tokens,
-                word_special_tokens=text.word_special_tokens,
-                pair_separator=text.pair_separator,
-                prompt=server_prompt(text.prompt, checkpoint.prompts),
-                judges=self.recipe.pooling is Pooling.YES_NO,
-                late=self._late,
-            )
-        )
 
     @property
     def cased(self) -> bool:
@@ -350,8 +326,7 @@ class ServedTextModel:
     @property
     def cache(self) -> Path:
         """The cache directory of its graph and of the measurement of its batches."""
-        stated = self._spec.computing.cache
-        return Path(stated) if stated else cache_directory()
+        return cache_directory(self._spec.computing.cache)
 
     def prune(self) -> None:
         """Remove the least recently used graphs that no process uses, until the cache has at most max_cache_size bytes."""
@@ -366,7 +341,7 @@ class ServedTextModel:
         spec = self._spec
         if not spec.wants_calibration:
             return None
-        params = spec.params(MAX_TOKENS)
+        params = spec.params(spec.share(MAX_TOKENS))
         settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
         texts = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
         return await budget_for(
@@ -382,26 +357,22 @@ class ServedTextModel:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """Return what decides the speed of the model, as JSON: its parameters except those that do not affect speed, its content and executor."""
-        params = self._spec.params()
-        for name in (
-            "directory", "cache", "truncate", "cased", "pair_separator", "prompt", "special_tokens", "hide_special", "run_tokens",
-            "padding_cost", "allow_pickle", "lone_threads",
-        ):  # fmt: skip
-            del params[name]
-        executor = self._spec.settings.get("executor", "process")
-        return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
+        """Return what decides the speed of the model, as JSON: the settings that affect it, the threads, the executor and the content."""
+        spec = self._spec
+        executor = spec.settings.get("executor", "process")
+        own = {"threads": spec.threads, "executor": executor, "content": self._checkpoint.content_hash()}
+        return {**that_affect_speed(spec.text), **that_affect_speed(spec.computing), **own}
 
     @property
     def _run_tokens(self) -> int:
         """The most tokens of a run of the network, unless a setting or a measurement states another number."""
         return RUN_TOKENS_GPU if may_use_gpu(self._spec.computing.device_map) else RUN_TOKENS_CPU
 
-    def run_shapes(self, run_tokens: int | None, padding_cost: float) -> RunShapes:
-        """Return how workers divide batches into runs with these arguments of TextEncoder, to count the padding."""
-        run_tokens = self._run_tokens if run_tokens is None else run_tokens
-        cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
-        return RunShapes(cut, self.max_length if self._spec.text.fixed_length else 0, padding_cost)
+    def run_shapes(self, share: WorkerShare) -> RunShapes:
+        """Return how workers with this share divide batches into runs, to count the padding."""
+        run_tokens = self._spec.computing.run_tokens or share.run_tokens or self._run_tokens
+        cut = partial(runs, run_tokens=run_tokens, padding_cost=share.padding_cost)
+        return RunShapes(cut, self.max_length if self._spec.text.fixed_length else 0, share.padding_cost)
 
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""

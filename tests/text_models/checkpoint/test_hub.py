@@ -39,10 +39,11 @@ def load(target, pickle=""):
 LOAD_ONNX = """
 from functools import partial
 from weir.text_models.checkpoint.onnx_files import wanted_names
+from weir.text_models import ComputingSettings
 from weir.text_models.model import TextEncoder
 def load(target, dtype=None):
     directory = local_directory(target, onnx=partial(wanted_names, "onnx", dtype))
-    TextEncoder(str(directory), runtime="onnx-file", dtype=dtype).load_shared()
+    TextEncoder(directory, computing=ComputingSettings(runtime="onnx-file", dtype=dtype)).load_shared()
     return directory
 """
 CHECK_ID = "load = check_id"

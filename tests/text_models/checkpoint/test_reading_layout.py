@@ -9,9 +9,9 @@ from tests.text_models import tiny
 from tests.text_models.opening import results
 
 from weir.errors import SettingsError
-from weir.text_models import Pooling
+from weir.text_models import Pooling, TextSettings
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.recipe import RecipeOptions, chosen_recipe
+from weir.text_models.recipe import chosen_recipe
 from weir.text_models.texts import TokenizerOptions
 
 TODAY = {
@@ -132,11 +132,11 @@ def test_vectors_are_as_long_as_the_files_say(tmp_path: Path) -> None:
     change(tmp_path / OTHERS, truncate_dim=16)
     checkpoint = read_checkpoint(tmp_path)
     for options, expected in (
-        (RecipeOptions(), 16),
-        (RecipeOptions(pooling="REDUCE_MEAN", layers=[-1]), 16),
-        (RecipeOptions(dimensions=20), 20),  # the user's word counts
-        (RecipeOptions(pooling="cls"), None),  # a vector that the files say nothing of
-        (RecipeOptions(layers=[-1, -2]), None),
+        (TextSettings(), 16),
+        (TextSettings(pooling="REDUCE_MEAN", layers=[-1]), 16),
+        (TextSettings(dimensions=20), 20),  # the user's word counts
+        (TextSettings(pooling="cls"), None),  # a vector that the files say nothing of
+        (TextSettings(layers=[-1, -2]), None),
     ):
         assert chosen_recipe(checkpoint, options).dimensions == expected
     change(tmp_path / OTHERS, truncate_dim=1000)

@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.text_models.opening import params_of
 
 import weir
 from weir.text_models.model import TextEncoder
@@ -48,7 +49,7 @@ def memory(service: "weir.Service") -> int:
 
 
 def served(model: Path, cache: Path, workers: int, **more: Any) -> "weir.Service":
-    params: dict[str, Any] = {"directory": str(model), "cache": str(cache), **more}
+    params = params_of(model, cache, **more)
     return weir.Service(
         TextEncoder, params=params, workers=workers, max_batch_size=4, max_queue_size=100_000, name="texts"
     )

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tests.text_models import tiny
 
-from weir.text_models import Pooling, Recipe
+from weir.text_models import ComputingSettings, Pooling, Recipe, WorkerShare
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.cache import graph_file, prune
-from weir.text_models.runtime import RuntimeOptions, onnx
+from weir.text_models.runtime import onnx
 from weir.text_models.runtime.onnx import OnnxRuntime, cpu_key, open_onnx
 from weir.text_models.runtime.onnx import prepacked as copy_of
 
@@ -32,7 +32,7 @@ def vectors(runtime: OnnxRuntime) -> Any:
 
 
 def opened(checkpoint: Checkpoint, cache: Path, *, packed: bool = True) -> OnnxRuntime:
-    return open_onnx(checkpoint, MEAN, RuntimeOptions(cache=cache, prepacked=packed), "cpu")
+    return open_onnx(checkpoint, MEAN, ComputingSettings(cache=str(cache)), WorkerShare(1, 2 if packed else 1), "cpu")
 
 
 def test_sessions_of_any_number_of_threads_compute_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:

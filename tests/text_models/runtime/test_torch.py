@@ -15,14 +15,15 @@ from tests.text_models.runtime.references import WITH_TORCH
 
 import weir
 from weir.errors import SettingsError
-from weir.text_models import WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models import WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.model import Inputs, TokenIds, padded_inputs
 from weir.text_models.recipe import chosen_recipe
-from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
+from weir.text_models.runtime import Runtime, open_runtime
 
 pytestmark = WITH_TORCH
+TORCH = ComputingSettings(runtime="torch")
 
 
 @pytest.fixture(scope="module", params=tiny.FAMILIES)
@@ -46,7 +47,7 @@ def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_spe
 
 def both(directory: Path, recipe: Recipe, cache: Path) -> tuple[Runtime, Runtime]:
     torch, onnx = (
-        open_runtime(read_checkpoint(directory), recipe, RuntimeOptions(kind, cache=cache))
+        open_runtime(read_checkpoint(directory), recipe, ComputingSettings(runtime=kind, cache=str(cache)))
         for kind in ("torch", "onnx")
     )
     return torch, onnx
@@ -78,7 +79,7 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
 @pytest.mark.parametrize("pooling", WITH_HEAD)
 def test_heads_alone_are_refused(directory: Path, pooling: Pooling) -> None:
     with pytest.raises(SettingsError, match=f"pooling='{pooling.value}': the onnx runtime alone computes it"):
-        open_runtime(read_checkpoint(directory), Recipe(pooling), RuntimeOptions("torch"))
+        open_runtime(read_checkpoint(directory), Recipe(pooling), TORCH)
 
 
 def test_both_make_the_same_of_a_text_beside_its_vector(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_both_make_the_same_of_a_text_beside_its_vector(tmp_path: Path) -> None:
     wanted = [recipe.pooling, *recipe.further]
     assert wanted == [Pooling.CLS, Pooling.SPARSE, Pooling.TOKENS]
     torch, onnx = (
-        open_runtime(checkpoint, recipe, RuntimeOptions(kind, cache=cache)).run_several(*given, wanted)
+        open_runtime(checkpoint, recipe, ComputingSettings(runtime=kind, cache=str(cache))).run_several(*given, wanted)
         for kind in ("torch", "onnx")
     )
     for one, other in zip(torch, onnx, strict=True):
@@ -123,10 +124,10 @@ def test_padding_that_is_written_out_counts_as_in_sentence_transformers(director
 def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.model(tmp_path / "plain"))
     given = inputs(checkpoint.architecture.vocab_size, 0)
-    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), RuntimeOptions("torch")).run(*given)
+    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), TORCH).run(*given)
     for window in (1, 4, 9):
         recipe = Recipe(Pooling.HIERARCHICAL, window=window)
-        vectors = open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)
+        vectors = open_runtime(checkpoint, recipe, TORCH).run(*given)
         expected = [highest_mean(one[:count], window) for one, count in zip(tokens, (7, 12, 3), strict=True)]
         assert np.allclose(vectors, expected, atol=1e-5)
 
@@ -156,13 +157,13 @@ def test_what_comes_behind_the_pooling_is_the_same(bert: Path, tmp_path: Path) -
 def test_half_precision_is_near(bert: Path, precision: Precision, least: float) -> None:
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
-    half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), RuntimeOptions("torch"))
-    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)) > least
+    half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), TORCH)
+    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, TORCH).run(*given)) > least
 
 
 def test_eight_bits_are_refused(bert: Path) -> None:
     with pytest.raises(SettingsError, match="fp32, fp16 and bf16"):
-        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), RuntimeOptions("torch"))
+        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), TORCH)
 
 
 @pytest.mark.timeout(600)  # a C++ compiler has to be done
@@ -172,10 +173,10 @@ def test_a_compiled_model_gives_the_same(bert: Path) -> None:
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
     try:
-        compiled = open_runtime(checkpoint, recipe, RuntimeOptions("torch", compiled=True)).run(*given)
+        compiled = open_runtime(checkpoint, recipe, ComputingSettings(runtime="torch", compile=True)).run(*given)
     except torch._inductor.exc.InductorError as error:
         pytest.skip(f"there is no compiler: {error}")
-    assert cosine(compiled, open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)) > 0.99999
+    assert cosine(compiled, open_runtime(checkpoint, recipe, TORCH).run(*given)) > 0.99999
 
 
 def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "ernie"
     with pytest.raises(SettingsError, match="--runtime torch"):
         read_checkpoint(tmp_path)
-    assert read_for("torch", tmp_path).max_length == 64  # the tokenizer's: there are 200 positions
+    assert read_for(tmp_path, TORCH).max_length == 64  # the tokenizer's: there are 200 positions
     vectors = results(tmp_path, ["so sunny", "the weather"], runtime="torch", pooling="cls", layers=[-1, -2])
     assert [vector.shape for vector in vectors] == [(64,), (64,)]
 
@@ -198,7 +199,7 @@ def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path)
     (tmp_path / "mine.py").write_text("raise SystemExit('this was run')")
     (tmp_path / "modules.json").unlink()
     with pytest.raises(SettingsError, match="transformers does not read it"):
-        open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), RuntimeOptions("torch"))
+        open_runtime(read_for(tmp_path, TORCH), Recipe(Pooling.MEAN), TORCH)
 
 
 def written(directory: Path, kind: str, **more: Any) -> Path:
@@ -252,10 +253,10 @@ def test_weights_that_are_no_numbers(number: float, tmp_path: Path) -> None:
     weights = {name: np.array(value) for name, value in open_tensors(directory / "model.safetensors").items()}
     weights["embeddings.word_embeddings.weight"][7, 5] = number
     tiny.save(directory / "model.safetensors", weights)
-    checkpoint = read_for("torch", directory)
+    checkpoint = read_for(directory, TORCH)
     rule = "'embeddings.word_embeddings.weight' has a weight that is NaN or infinite"
     with pytest.raises(SettingsError, match=rule):
-        open_runtime(checkpoint, chosen_recipe(checkpoint), RuntimeOptions("torch"))
+        open_runtime(checkpoint, chosen_recipe(checkpoint), TORCH)
 
 
 @pytest.mark.parametrize("opens", ["a text model", "another model"])
@@ -265,7 +266,7 @@ def test_attention_makes_no_plan_for_each_shape(bert: Path, opens: str) -> None:
 
     torch.backends.cuda.enable_cudnn_sdp(True)
     if opens == "a text model":
-        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN), RuntimeOptions("torch"))
+        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN), TORCH)
     else:
         weir.Model().torch_device("cpu")
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -24,11 +24,11 @@ from tests.text_models.runtime.references import (
     save,
 )
 
-from weir.text_models import Pooling, Recipe
+from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
-from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
+from weir.text_models.runtime import Runtime, open_runtime
 
 pytestmark = WITH_TORCH
 
@@ -57,7 +57,7 @@ def drawn(*counts: int) -> list[TokenIds]:
 
 
 def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtime:
-    return open_runtime(read_checkpoint(directory), Recipe(pooling), RuntimeOptions(kind, cache=cache))
+    return open_runtime(read_checkpoint(directory), Recipe(pooling), ComputingSettings(runtime=kind, cache=str(cache)))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,9 @@ def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path)
     directory = save(tmp_path / "model", family, kind="TokenClassification", num_labels=4)
     checkpoint = read_checkpoint(directory)
     inputs = padded_inputs(drawn(7, 40, 3), pad_id=1, mask_special=False)
-    found = open_runtime(checkpoint, Recipe(Pooling.TOKEN_LOGITS), RuntimeOptions("onnx", cache=tmp_path)).run(*inputs)
+    found = open_runtime(
+        checkpoint, Recipe(Pooling.TOKEN_LOGITS), ComputingSettings(runtime="onnx", cache=str(tmp_path))
+    ).run(*inputs)
     network = transformers.AutoModelForTokenClassification.from_pretrained(directory)
     ids, mask = (torch.tensor(each).long() for each in (inputs.ids, inputs.mask))
     with torch.inference_mode():

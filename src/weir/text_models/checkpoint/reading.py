@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.text_models import Pooling
+from weir.text_models import DEFAULT_COMPUTING, ComputingSettings, Pooling
 from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture, read_architecture, read_family
 from weir.text_models.checkpoint.heads import (
     Dense,
@@ -646,17 +646,17 @@ def _check_sizes(layout: ModelLayout, architecture: Architecture) -> None:
 
 
 def read_for(
-    kind: str, directory: Path, *, allow_pickle: bool = False, dtype: str | None = None, router: str | None = None
+    directory: Path, computing: ComputingSettings = DEFAULT_COMPUTING, router: str | None = None
 ) -> Checkpoint:
-    """Read a model's directory for the runtime `kind`, one of RUNTIMES. Raises SettingsError as `read_checkpoint` does.
+    """Read a model's directory for the runtime that the settings name. Raises SettingsError as `read_checkpoint` does.
 
     For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked. For "onnx-file"
-    the ONNX file of the variant `dtype` stands for the weights.
+    the ONNX file of the variant `computing.dtype` stands for the weights.
     """
-    directory = Path(directory).resolve()
-    if kind == RUNTIME:
-        return _read_for_file(directory, dtype, allow_pickle, router)
-    if kind != "torch":
+    directory, allow_pickle = Path(directory).resolve(), computing.allow_pickle
+    if computing.runtime == RUNTIME:
+        return _read_for_file(directory, computing, router)
+    if computing.runtime != "torch":
         return read_checkpoint(directory, allow_pickle=allow_pickle, router=router)
     layout = read_layout(directory, allow_pickle=allow_pickle, router=router)
     path = layout.network / CONFIG
@@ -667,9 +667,10 @@ def read_for(
     return Checkpoint(directory, architecture, layout, store, allow_pickle)
 
 
-def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool, router: str | None) -> Checkpoint:
-    """Read a directory with an ONNX file. Raises SettingsError naming the ONNX files that there are, if that of `dtype` is missing."""
-    layout, names = read_layout(directory, allow_pickle=allow_pickle, router=router), file_names(dtype)
+def _read_for_file(directory: Path, computing: ComputingSettings, router: str | None) -> Checkpoint:
+    """Read a directory with an ONNX file. Raises SettingsError naming the ONNX files that there are, if that of `computing.dtype` is missing."""
+    layout = read_layout(directory, allow_pickle=computing.allow_pickle, router=router)
+    names = file_names(computing.dtype)
     path = find_file(directory, names) or find_file(layout.network, names)
     if path is None:
         there = sorted(str(each.relative_to(directory)) for each in directory.rglob("*.onnx"))
@@ -687,7 +688,7 @@ def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool, route
     if not classifies and len(file.outputs[file.output(False)]) == 2:  # the file pools
         layout = replace(layout, pooled=(Pooling.CLS,), dense=(), reads=None)
     _check_sizes(layout, sizes)
-    return Checkpoint(directory, sizes, layout, store, allow_pickle, file)
+    return Checkpoint(directory, sizes, layout, store, computing.allow_pickle, file)
 
 
 def _labels(config: JsonDocument) -> int:

@@ -166,9 +166,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
-def cache_directory() -> Path:
-    """Return Weir's cache directory of the user: WEIR_CACHE, else weir in XDG_CACHE_HOME, else ~/.cache/weir."""
-    if chosen := os.environ.get("WEIR_CACHE"):
+def cache_directory(stated: Path | str | None = None) -> Path:
+    """Return `stated`, or Weir's cache directory of the user: WEIR_CACHE, else weir in XDG_CACHE_HOME, else ~/.cache/weir."""
+    if chosen := stated or os.environ.get("WEIR_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "weir"
@@ -179,7 +179,7 @@ def graphs_folder(cache: Path) -> Path:
     return cache / "graphs"
 
 
-def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = None, device: str = "cpu") -> Path:
+def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | str | None = None, device: str = "cpu") -> Path:
     """Return the path of the graph of `recipe` for a device, "cpu" or "cuda". Build the graph first if it is missing or broken.
 
     The weights are in a file next to the graph, aligned so that they can be mapped into memory. A child process builds the graph; of several
@@ -189,7 +189,7 @@ def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = No
     directory cannot be written.
     """
     dimensions_of(checkpoint, recipe, device)
-    folder = graphs_folder(cache or cache_directory()) / _key(checkpoint, recipe, device)
+    folder = graphs_folder(cache_directory(cache)) / _key(checkpoint, recipe, device)
     if _is_complete(folder):
         return folder / GRAPH
     require("onnx")

@@ -12,10 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.errors import SettingsError
-from weir.text_models.formats import DEVICE_RULE, RUNTIMES, is_device
+from weir.text_models import ALONE, DEFAULT_COMPUTING, ComputingSettings, WorkerShare
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,26 +69,6 @@ class Runtime(Protocol):
 
         Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.
         """
-
-
-class RuntimeOptions(NamedTuple):
-    """The options of a runtime.
-
-    Attributes:
-        kind: the runtime: one of RUNTIMES.
-        threads: how many threads compute one batch on a CPU.
-        cache: the directory where graphs are kept; None for the user's cache directory.
-        compiled: whether torch compiles the model.
-        prepacked: whether the onnx runtime reads weights as this CPU computes with them from a file, so that sessions share them.
-        gpu_memory_fraction: the most of a GPU's memory that a worker may take, above 0 and at most 1; None for no limit.
-    """
-
-    kind: str = "onnx"
-    threads: int = 1
-    cache: Path | None = None
-    compiled: bool = False
-    gpu_memory_fraction: float | None = None
-    prepacked: bool = False
 
 
 def free_memory() -> list[int]:
@@ -199,31 +179,24 @@ class _Times:
         self._last[threads].append(seconds)
 
 
-def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str = "cpu") -> Runtime:
-    """Load `checkpoint` on `device` to compute the vectors of `recipe`.
+def open_runtime(
+    checkpoint: "Checkpoint",
+    recipe: "Recipe",
+    computing: ComputingSettings = DEFAULT_COMPUTING,
+    share: WorkerShare = ALONE,
+    device: str = CPU,
+) -> Runtime:
+    """Load `checkpoint` on `device` to compute the vectors of `recipe`, with the runtime that the settings name.
 
-    Raises SettingsError if the runtime does not exist, is not installed, or cannot do what the recipe states.
+    Raises SettingsError if the runtime is not installed, or cannot do what the recipe states.
     """
-    if options.kind == "onnx":
-        from weir.text_models.runtime.onnx import open_onnx
-
-        return open_onnx(checkpoint, recipe, options, device)
-    if options.kind == "torch":
-        from weir.text_models.runtime.torch import open_torch
-
-        return open_torch(checkpoint, recipe, options, device)
-    if options.kind == "onnx-file":
-        from weir.text_models.runtime.onnx import open_onnx_file
-
-        return open_onnx_file(checkpoint, recipe, options, device)
-    raise SettingsError(f"runtime={options.kind!r}: must be one of {', '.join(RUNTIMES)}")
-
-
-def check_devices(devices: Sequence[str]) -> None:
-    """Raise SettingsError unless each is auto, cpu, cuda, or the number of a GPU, such as cuda:1 or 1."""
-    for device in devices:
-        if not is_device(device):
-            raise SettingsError(f"devices={list(devices)!r}: {device!r} {DEVICE_RULE}")
+    if computing.runtime == "torch":
+        from weir.text_models.runtime.torch import open_torch as open_it
+    elif computing.runtime == "onnx":
+        from weir.text_models.runtime.onnx import open_onnx as open_it
+    else:
+        from weir.text_models.runtime.onnx import open_onnx_file as open_it
+    return open_it(checkpoint, recipe, computing, share, device)
 
 
 def may_use_gpu(devices: Sequence[str]) -> bool:
@@ -250,9 +223,8 @@ def device_for(devices: Sequence[str], worker: int, free: Callable[[], Sequence[
         worker: the index of the worker, from 0.
         free: returns the free memory, in bytes, of each GPU that the runtime can use.
 
-    Raises SettingsError if one of `devices` is not the name of a device, and for a GPU that is not there.
+    Raises SettingsError for a GPU that is not there.
     """
-    check_devices(devices)
     device = wanted_device(devices, worker)
     if device == CPU:
         return CPU
@@ -277,9 +249,9 @@ def no_gpu(device: str, count: int) -> SettingsError:
     )
 
 
-def device_of(kind: str, devices: Sequence[str], worker: int) -> str:
-    """Return the device of `worker` for the runtime `kind`, one of RUNTIMES; see device_for."""
-    return device_for(devices, worker, _torch_memory if kind == "torch" else _onnx_memory)
+def device_of(computing: ComputingSettings, worker: int) -> str:
+    """Return the device of `worker` with these settings; see device_for."""
+    return device_for(computing.device_map, worker, _torch_memory if computing.runtime == "torch" else _onnx_memory)
 
 
 def _onnx_memory() -> Sequence[int]:

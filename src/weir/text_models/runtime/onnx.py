@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from weir.config import SILENCE
 from weir.errors import SettingsError, add_extra
 from weir.numerics import erf
-from weir.text_models import WITH_CLASSIFIER, Pooling, Precision, Recipe
+from weir.text_models import WITH_CLASSIFIER, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
 from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
 from weir.text_models.recipe import dense_layers, dimensions_of
-from weir.text_models.runtime import CPU, RuntimeOptions, memory_limit
+from weir.text_models.runtime import CPU, memory_limit
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
@@ -62,23 +62,25 @@ def has_cuda() -> bool:
     return CUDA in library().get_available_providers()
 
 
-def open_onnx(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions, device: str) -> "OnnxRuntime":
+def open_onnx(
+    checkpoint: "Checkpoint", recipe: Recipe, computing: ComputingSettings, share: WorkerShare, device: str
+) -> "OnnxRuntime":
     """Open the graph of `recipe` on `device`; build the graph first if the cache does not have it. See open_runtime."""
     library()
-    limit = memory_limit(device, options.gpu_memory_fraction)
+    limit = memory_limit(device, computing.gpu_memory_fraction)
     while True:
-        graph = graph_file(checkpoint, recipe, options.cache, CPU if device == CPU else "cuda")
+        graph = graph_file(checkpoint, recipe, computing.cache, CPU if device == CPU else "cuda")
         held = hold(graph.parent)
         if held is None:  # another server has just removed the graph from the cache
             continue
-        packed = prepacked(graph) if options.prepacked and device == CPU else None
-        key = (graph, packed, device, options.threads, limit, tuple(recipe.further))
+        packed = prepacked(graph) if share.lone_threads > share.threads and device == CPU else None
+        key = (graph, packed, device, share.threads, limit, tuple(recipe.further))
         runtime = _open.get(key)
         if runtime is None:
             runtime = _open[key] = OnnxRuntime(
                 graph,
                 device,
-                threads=options.threads,
+                threads=share.threads,
                 limit_bytes=limit,
                 held=held,
                 further=recipe.further,
@@ -202,7 +204,9 @@ _FILE_DTYPES = {
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 
 
-def open_onnx_file(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions, device: str) -> "OnnxFileRuntime":
+def open_onnx_file(
+    checkpoint: "Checkpoint", recipe: Recipe, computing: ComputingSettings, share: WorkerShare, device: str
+) -> "OnnxFileRuntime":
     """Open the ONNX file of `checkpoint` on `device`. Raises SettingsError naming the file, and what of the recipe or of its inputs cannot be served."""
     dimensions = dimensions_of(checkpoint, recipe)
     file = checkpoint.onnx
@@ -218,9 +222,9 @@ def open_onnx_file(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOpt
         raise SettingsError(f"precision={recipe.precision.value!r}: {file.path}: {rule}")
     if not recipe.positions:
         raise SettingsError(f"positions=False: {file.path}: the positions in an ONNX file cannot be left out")
-    limit = memory_limit(device, options.gpu_memory_fraction)
+    limit = memory_limit(device, computing.gpu_memory_fraction)
     try:
-        session = open_session(file.path, device, options.threads, limit)
+        session = open_session(file.path, device, share.threads, limit)
     except SettingsError:
         raise
     except Exception as error:  # onnxruntime's errors have no common class

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import SettingsError, add_extra
 from weir.model import take_any_shape
-from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
 from weir.text_models.recipe import dense_layers, dimensions_of
-from weir.text_models.runtime import CPU, RuntimeOptions
+from weir.text_models.runtime import CPU
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,7 +98,9 @@ def gpu_memory() -> Sequence[int]:
     return [int(cuda.mem_get_info(gpu)[0]) for gpu in range(cuda.device_count())] if cuda.is_available() else []
 
 
-def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions, device: str) -> "TorchRuntime":
+def open_torch(
+    checkpoint: "Checkpoint", recipe: Recipe, computing: ComputingSettings, share: WorkerShare, device: str
+) -> "TorchRuntime":
     """Load the network of `checkpoint` on `device`. See open_runtime."""
     if recipe.precision not in DTYPES:
         raise SettingsError(f"precision={recipe.precision.value!r}: the torch runtime has fp32, fp16 and bf16")
@@ -106,12 +108,12 @@ def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions
         raise SettingsError(f"pooling={recipe.pooling.value!r}: the onnx runtime alone computes it: set runtime onnx")
     dimensions = dimensions_of(checkpoint, recipe)
     torch = library()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(share.threads)
     take_any_shape(torch)
-    if device != CPU and options.gpu_memory_fraction is not None:
-        torch.cuda.set_per_process_memory_fraction(options.gpu_memory_fraction, device)
+    if device != CPU and computing.gpu_memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(computing.gpu_memory_fraction, device)
     network = _network(checkpoint, recipe).to(device, getattr(torch, DTYPES[recipe.precision])).eval()
-    call = torch.compile(network, dynamic=True) if options.compiled else network
+    call = torch.compile(network, dynamic=True) if computing.compile else network
     return TorchRuntime(torch, call, checkpoint, recipe, device, dimensions)
 
 
