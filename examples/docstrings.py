@@ -1,7 +1,7 @@
 """Labelled texts to try things with: paragraphs of the docstrings of the standard library, labelled by their package.
 
 python -m examples.docstrings > docstrings.tsv
-weir embed layers docstrings.tsv
+weir embed search docstrings.tsv "wait until a task is done"
 """
 
 import csv

@@ -14,7 +14,7 @@ from weir.profiling import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys
 from weir.settings import read_settings
 from weir.simulation.arrivals import read_trace
-from weir.text_models.offline import read_labelled
+from weir.text_models.offline import read_texts
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=2).to_toml()
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -26,8 +26,8 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "items.jsonl": ("[1]\n[2]\n", read_items),
     "items.json": ("[[1], [2]]", read_items),
     "bodies.jsonl": ("[1]\n[2]\n", lambda path: read_payloads(f"@{path}")),
-    "labels.jsonl": ('"good"\n"bad"\n', lambda path: read_labelled(path, labels=False)),
-    "labels.csv": ("text,label\ngood,1\n", read_labelled),
+    "texts.jsonl": ('"good"\n"bad"\n', read_texts),
+    "texts.csv": ("text,label\ngood,1\n", read_texts),
     "trace.csv": ("arrival_s\n0\n1\n", lambda path: [each.tolist() for each in read_trace(path)]),
     "keys": ("one\ntwo\n", lambda path: read_keys(str(path))),
     "token": ("secret\n", lambda path: Control(ControlSettings(control_token_file=str(path))).knows("secret")),

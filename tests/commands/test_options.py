@@ -35,6 +35,12 @@ def test_results_are_refused_before_the_work_and_stdout_never_is(tmp_path: Path)
         check_results(None, tmp_path)
 
 
+def test_a_figure_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.commands.options.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="--figure: drawing needs matplotlib; add Weir's extra 'plots'"):
+        check_results(figure=Path("it"))
+
+
 def test_what_cannot_be_written_after_all_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"it\.toml: cannot be written: No such file or directory"):
         write_atomically(tmp_path / "missing" / "it.toml", "")

@@ -18,11 +18,9 @@ from weir.commands.options import (
     STDOUT,
     Command,
     CommandGroup,
-    can_draw,
     check_results,
     flag,
     parameter,
-    print_table,
     progress_bar,
     register,
     settings_of,
@@ -30,7 +28,7 @@ from weir.commands.options import (
     with_signature,
     write_atomically,
 )
-from weir.errors import SettingsError, add_extra
+from weir.errors import SettingsError
 from weir.settings import Settings, declared_settings
 from weir.text_models import TextSettings
 from weir.text_server.server_settings import (
@@ -66,7 +64,6 @@ COMMANDS = {  # an example of each command, by name
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
     "benchmark": "weir embed benchmark ./bge-small-en --client-batch 1,64,1024 -- --workers 2",
     "convert": "weir embed convert ./uncased_L-12_H-768_A-12 ./bert-base-uncased",
-    "layers": "weir embed layers reviews.tsv --model ./bert-base-uncased -o layers.png",
     "search": "weir embed search questions.txt 'how do I get my money back?' --top 5",
     "terminate": "weir embed terminate --ip localhost --port 5555",
 }
@@ -440,73 +437,6 @@ def terminate(
     typer.echo(f"{url or _URL}: finishes what it has accepted, and stops")
 
 
-_FILE = "Labelled texts: .jsonl with text and label, .csv or .tsv with these columns, or lines of label, tab, text."
-
-
-def layers(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)],
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model's directory, or its id such as BAAI/bge-small-en-v1.5 (default: the small one)."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File to draw the figure to, as .png and .svg (default: layers.png, if matplotlib is installed).",
-        ),
-    ] = None,
-    pooling: Annotated[str, typer.Option(help="Pooling in the figure: mean, max or cls. The table has all.")] = "mean",
-    max_length: Annotated[int | None, typer.Option(help="Maximum number of tokens per text.", min=4)] = None,
-    neighbours: Annotated[int, typer.Option(help="Nearest neighbours that vote on a text's label.", min=1)] = 5,
-    json: Annotated[Path | None, typer.Option(help="File to write the table to as JSON; - prints it.")] = None,
-) -> None:
-    """Show how well each layer of a model separates labelled texts, as a figure with a panel per layer and a table.
-
-    A panel plots the two directions in which the layer's vectors differ most (PCA). In the table, kNN accuracy is the
-    share of texts whose nearest neighbours mostly have the same label. Silhouette, from -1 to 1, measures how much closer
-    texts are to their own class than to the next one. Both use cosine distance.
-    """
-    import msgspec
-    from rich.console import Console
-    from rich.table import Table
-
-    from weir.text_models.offline import as_dict, draw, read_labelled, study_layers, table
-
-    texts, labels = read_labelled(file)
-    picture = output or (Path("layers.png") if can_draw() else None)
-    check_results(json, figure=picture, option="--output")
-    with progress_bar("encoding") as progress:
-        found = study_layers(
-            directory_of(model),
-            texts,
-            labels,
-            neighbours=neighbours,
-            progress=progress,
-            text=TextSettings(max_length=max_length),
-        )
-    if picture is not None:
-        draw(found, picture, pooling)
-    content = msgspec.json.format(msgspec.json.encode(as_dict(found)), indent=2).decode() + "\n"
-    if json is not None and json != STDOUT:
-        write_atomically(json, content)
-    if json == STDOUT:
-        typer.echo(content, nl=False)
-        return
-    columns, *lines = table(found)
-    shown = Table(*columns)
-    for line in lines:
-        shown.add_row(*line)
-    console = Console(highlight=False)
-    print_table(console, shown)
-    console.print(
-        f"No picture: it needs matplotlib; {add_extra('plots')}" if picture is None else f"Written: {picture}",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
 def search(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv.")],
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The text to look for.")],
@@ -523,14 +453,16 @@ def search(
     from rich.console import Console
     from rich.table import Table
 
-    from weir.text_models.offline import read_labelled
+    from weir.text_models.model import TextEncoder
+    from weir.text_models.offline import read_texts
     from weir.text_models.offline import search as nearest
 
     if not query:
         raise SettingsError("QUERY: is empty, must be a text")
-    texts = read_labelled(file, labels=False).texts
+    texts = read_texts(file)
     with progress_bar("encoding") as progress:
-        hits = nearest(directory_of(model), texts, query, top, progress, TextSettings(max_length=max_length))
+        encoder = TextEncoder(directory_of(model), TextSettings(max_length=max_length))
+        hits = nearest(encoder, texts, query, top, progress)
     if json:
         for hit in hits:
             typer.echo(msgspec.json.encode(hit._asdict()).decode())

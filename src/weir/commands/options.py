@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -282,29 +283,22 @@ def check_folder(path: Path) -> None:
         raise SettingsError(f"{path}: cannot be written: {folder} must be a writable directory")
 
 
-def can_draw() -> bool:
-    """Return whether matplotlib is installed."""
-    from importlib.util import find_spec
-
-    return find_spec("matplotlib") is not None
-
-
-def check_drawing(option: str = "--figure") -> None:
-    """Raise SettingsError naming `option` if matplotlib is not installed."""
-    if not can_draw():
-        raise SettingsError(f"{option}: drawing needs matplotlib; {add_extra('plots')}")
+def check_drawing() -> None:
+    """Raise SettingsError for --figure if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise SettingsError(f"--figure: drawing needs matplotlib; {add_extra('plots')}")
 
 
-def check_results(*files: Path | None, figure: Path | None = None, option: str = "--figure") -> None:
+def check_results(*files: Path | None, figure: Path | None = None) -> None:
     """Raise SettingsError if a result cannot be written. Call this before work that takes long.
 
-    None means no file, and - means stdout. `option` is the option that names the figure.
+    None means no file, and - means stdout.
     """
     for path in files:
         if path is not None and path != STDOUT:
             check_writable(path)
     if figure is not None:
-        check_drawing(option)
+        check_drawing()
         check_figure(figure)
 
 
