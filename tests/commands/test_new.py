@@ -51,27 +51,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "model.py").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["../out", "a/b", ".hidden", "a b", ""])
-def test_a_name_is_that_of_a_model(name: str, tmp_path: Path) -> None:
-    done = weir_here("new", name, cwd=tmp_path)
-    assert done.returncode == 2 and "up to 255 letters, digits and" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("template", ProjectKind)
-def test_the_dockerfile_starts_from_the_image_that_weirs_own_builds(template: ProjectKind) -> None:
-    """It relies on that image's entry point, user and variables."""
-    own = (ROOT / "Dockerfile").read_text()
-    assert f"docker build -t {IMAGE} ." in own.splitlines()[0]
-    last = own.split("\nFROM ")[-1]
-    assert last.startswith("base\n") and 'ENTRYPOINT ["weir", "serve"]' in last
-    assert "WEIR_HOST=0.0.0.0" in own and "USER weir" in own
-    lines = [line for line in files_of(template, "some")["Dockerfile"].splitlines() if not line.startswith("#")]
-    assert (lines[0], lines[-2:]) == (f"FROM {IMAGE}", ["USER weir", 'CMD ["--config", "weir.toml"]'])
-
-
 @subcases("template", ProjectKind)
-# as test_the_dockerfile_starts_from_the_image_that_weirs_own_builds
 def test_the_files_of_each_template(template: ProjectKind) -> None:
     files = files_of(template, "some")
     for name, text in files.items():
@@ -102,7 +82,6 @@ def test_the_files_of_each_template(template: ProjectKind) -> None:
         (["some", "--template", "keras"], "plain"),
     ],
 )
-# as test_a_name_is_that_of_a_model
 def test_a_wrong_name_or_template_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
     done = weir_here("new", *words, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr

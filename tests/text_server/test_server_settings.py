@@ -18,7 +18,6 @@ from weir.text_server.server_settings import (
     OTHER_FLAGS,
     TEXTS,
     CallerSettings,
-    from_other_servers,
     split_target,
     translated,
 )
@@ -161,7 +160,7 @@ UNREAD = {name: flag for name, flag in OTHER_FLAGS.items() if not (flag.remedy o
 
 
 def meant_by(given: dict[str, Any], **environment: str) -> tuple[list[str], dict[str, Any]]:
-    stock = translated(*from_other_servers([], given, environment))
+    stock = translated([], given, environment)
     return stock.directories, stock.today
 
 
@@ -174,7 +173,7 @@ def test_a_flag_sets_what_it_set(flag: str, value: Any, setting: str, meant: obj
 
 
 def test_every_flag_is_tried() -> None:
-    assert {flag for flag, *_ in TABLE} | {*REFUSED, *UNREAD} == {*OTHER_FLAGS, "pooling", "dtype", "log_level"}
+    assert {flag for flag, *_ in TABLE} | {*REFUSED, *UNREAD} == {*OTHER_FLAGS}
     assert {flag.setting for flag in OTHER_FLAGS.values()} - {""} <= declared_settings(TEXTS).keys()
 
 
@@ -189,7 +188,7 @@ def test_a_revision_belongs_to_one_id() -> None:
     assert found == ["BAAI/bge-large-en-v1.5@refs/pr/5"]
     for models in ([], ["a/b", "c/d"], ["."]):
         with pytest.raises(SettingsError, match=r"^--revision=refs/pr/5: must be given once, with one id"):
-            from_other_servers(models, {"revision": ["refs/pr/5"]}, {})
+            translated(models, {"revision": ["refs/pr/5"]})
 
 
 @subcases(("models", "names", "found"), [
@@ -197,7 +196,7 @@ def test_a_revision_belongs_to_one_id() -> None:
     (["a/b", "c/d"], ["x", "y"], ["x=a/b", "y=c/d"]), (["a/b", "c/d"], ["", "y"], ["a/b", "y=c/d"]), (["a/b"], [""], ["a/b"]),
 ])  # fmt: skip
 def test_names_are_those_of_the_models(models: list[str], names: list[str], found: list[str]) -> None:
-    assert from_other_servers(models, {"served_model_name": names}, {})[0] == found
+    assert translated(models, {"served_model_name": names}).directories == found
 
 
 def test_as_many_names_as_models() -> None:
@@ -206,14 +205,14 @@ def test_as_many_names_as_models() -> None:
         ([], ["x"], "1 name for no"),
     ):
         with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}.*: give as many names"):
-            from_other_servers(models, {"served_model_name": names}, {})
+            translated(models, {"served_model_name": names})
 
 
 @subcases("flag", REFUSED)
 def test_what_is_reached_in_another_way_says_so(flag: str) -> None:
     of = REFUSED[flag]
     with pytest.raises(SettingsError) as refused:
-        from_other_servers([], {flag: True if of.is_switch else ["x"]}, {})
+        translated([], {flag: True if of.is_switch else ["x"]})
     assert refused.value.message == f"--{flag.replace('_', '-')}: is not supported: {of.remedy}"
     for value in of.neutral:
         assert meant_by({flag: [value]}) == ([], {})
@@ -265,8 +264,8 @@ def test_what_is_switched_off_is_off() -> None:
 
 
 def test_the_subcommand_of_infinity_is_no_model() -> None:
-    assert from_other_servers(["v2"], {"model_id": ["a/b"]}, {})[0] == ["a/b"]
-    assert from_other_servers(["v2"], {}, {"INFINITY_MODEL_ID": "a/b"})[0] == ["a/b"]
+    assert translated(["v2"], {"model_id": ["a/b"]}).directories == ["a/b"]
+    assert translated(["v2"], {}, {"INFINITY_MODEL_ID": "a/b"}).directories == ["a/b"]
 
 
 def test_the_command_line_and_the_variables_of_weir_go_before_them() -> None:

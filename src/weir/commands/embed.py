@@ -32,27 +32,22 @@ from weir.errors import SettingsError
 from weir.settings import Settings, declared_settings
 from weir.text_models import TextSettings
 from weir.text_server.server_settings import (
+    BERT_FLAGS,
     BERT_PORT,
     BERT_PORT_OUT,
-    ELSEWHERE,
-    MODEL_DIRECTORY,
+    BERT_PORTS,
     MODEL_ID,
-    OLD,
-    ONE_DASH,
-    ONE_DASH_PREFIX,
     OTHER_FLAGS,
-    PREFETCH,
     REVISION,
     SERVED_NAME,
     TEXTS,
     VERSION,
     XLA,
-    OtherFlag,
+    ForeignFlag,
     Translated,
     ZeroMqSettings,
-    check_as_given,
-    from_other_servers,
     server_last,
+    spellings,
     translated,
     with_commas,
 )
@@ -315,9 +310,9 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
-    stock = translated(*from_other_servers(directories, options, os.environ), check_as_given)
+    stock = translated(directories, options, os.environ)
     settings = settings_of(stock.directories, config, stock.settings, TEXTS)
-    if stock.stock:
+    if stock.bert:
         settings = _with_stock_ports(settings, stock)
     with logging_to(settings.telemetry, captures=True), errors_logged(settings), measuring_progress() as measuring:
         server = asyncio.run(compose(settings, measuring))
@@ -326,36 +321,24 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     return 0
 
 
-def old_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each flag of bert-serving-start; `--help` does not show them."""
-    switches = {VERSION, XLA, *(name for name, old in OLD.items() if old.value is not None)}
-    both = [
-        parameter(name, bool if name in switches else list[str], _hidden(f"-{name}", f"--{name}"))
-        for name in (MODEL_DIRECTORY, *PREFETCH, VERSION, XLA, *OLD, *ELSEWHERE)
-    ]
-    return [*both, *[parameter(ONE_DASH_PREFIX + name, list[str], _hidden(f"-{name}")) for name in ONE_DASH]]
+def foreign_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each flag of other servers that is no setting of Weir's; `--help` does not show them."""
+    flags = {**dict.fromkeys((MODEL_ID, REVISION, SERVED_NAME), ForeignFlag()), **OTHER_FLAGS, **BERT_FLAGS}
+    own = declared_settings(TEXTS)
+    return [_foreign_parameter(name, flag) for name, flag in flags.items() if name not in own]
 
 
-def other_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each flag of TEI and infinity that is no setting of Weir's; `--help` does not show them."""
-    named = [parameter(name, list[str], _hidden(f"--{name}")) for name in (MODEL_ID, REVISION, SERVED_NAME)]
-    return [*named, *[_other_parameter(name, flag) for name, flag in OTHER_FLAGS.items()]]
-
-
-def _other_parameter(name: str, flag: OtherFlag) -> inspect.Parameter:
-    if not flag.is_switch:
-        return parameter(name, list[str], _hidden(f"-{name}" if len(name) == 1 else f"--{name}"))
-    return parameter(name, bool, _hidden(f"--{name}/--no-{name}"))
-
-
-def _hidden(*flags: str) -> Any:
-    return typer.Option(None, *[flag.replace("_", "-") for flag in flags], hidden=True)
+def _foreign_parameter(name: str, flag: ForeignFlag) -> inspect.Parameter:
+    flags = [each.replace("_", "-") for each in spellings(name)]
+    if flag.is_switch and name in OTHER_FLAGS:
+        flags = [f"{flags[0]}/--no-{flags[0].removeprefix('--')}"]
+    return parameter(name, bool if flag.is_switch else list[str], typer.Option(None, *flags, hidden=True))
 
 
 def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
     """Return `settings` with ZeroMQ on the ports of bert-as-service, unless --zmq-port was given."""
     zeromq: ZeroMqSettings = settings.more["ZeroMQ"]
-    if zeromq.zmq_port and not stock.old_port:
+    if zeromq.zmq_port and not stock.bert & BERT_PORTS:
         return settings
     port, out = zeromq.zmq_port, zeromq.zmq_port_out
     if port != 0 and out is None:
@@ -370,14 +353,14 @@ def _log_differences(settings: Settings, stock: Translated) -> None:
     from weir.telemetry.logs import get_logger
 
     logger, zeromq = get_logger("weir"), settings.more["ZeroMQ"]
-    if stock.stock and is_loopback(settings.http.host):
+    if stock.bert and is_loopback(settings.http.host):
         logger.info(
             "flags of bert-serving-start: ZeroMQ listens on its ports, but only for this machine; --host 0.0.0.0 opens them to others",
             host=settings.http.host,
             zmq_port=zeromq.zmq_port,
             zmq_port_out=zeromq.zmq_port_out,
         )
-    if stock.xla and "compile" not in stock.today:
+    if XLA in stock.bert and "compile" not in stock.today:
         logger.info(
             "-xla: changes nothing here; the graph is optimised anyway, and --runtime torch --compile compiles it"
         )
@@ -390,8 +373,7 @@ serve = with_signature(
             "directories", list[str], typer.Argument(None, metavar="[NAME=]DIRECTORY...", help="The models to serve.")
         ),
         *settings_parameters(declared_settings(TEXTS).values()),
-        *old_parameters(),
-        *other_parameters(),
+        *foreign_parameters(),
     ],
 )
 

@@ -5,10 +5,11 @@ or two (docs/reference/bert-as-service.md has the table), text-embeddings-router
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
@@ -62,200 +63,6 @@ class ZeroMqSettings(Checked):
 
 TEXT_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
 TEXT_SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}
-
-
-class OldFlag(NamedTuple):
-    """A flag of bert-serving-start.
-
-    Attributes:
-        setting: the name of the setting that the flag sets.
-        value: the value that the flag sets if it takes no value itself.
-        drop: a value of the flag that leaves the default.
-    """
-
-    setting: str
-    value: str | None = None
-    drop: str | None = None
-
-
-# The flags by name. The command line replaces underscores by dashes, so `-max_seq_len` is parsed as `-max-seq-len`.
-OLD: Mapping[str, OldFlag] = {
-    "max_seq_len": OldFlag("max_length", drop="NONE"),
-    "cased_tokenization": OldFlag("cased", "true"),
-    "pooling_layer": OldFlag("layers"),
-    "pooling_strategy": OldFlag("pooling"),
-    "mask_cls_sep": OldFlag("mask_special", "true"),
-    "no_special_token": OldFlag("word_special_tokens", "false"),
-    "no_position_embeddings": OldFlag("positions", "false"),
-    "show_tokens_to_client": OldFlag("zmq_show_tokens", "true"),
-    "fixed_embed_length": OldFlag("fixed_length", "true"),
-    "graph_tmp_dir": OldFlag("cache"),
-    "port_in": OldFlag("zmq_port"),
-    "port_data": OldFlag("zmq_port"),
-    "port_out": OldFlag("zmq_port_out"),
-    "port_result": OldFlag("zmq_port_out"),
-    "http_port": OldFlag("port"),
-    "http_max_connect": OldFlag("max_connections"),
-    "cors": OldFlag("cors_origins"),
-    "num_worker": OldFlag("workers"),
-    "priority_batch_size": OldFlag("small_request_size"),
-    "cpu": OldFlag("device_map", "cpu"),
-    "fp16": OldFlag("precision", "fp16"),
-    "verbose": OldFlag("log_level", "debug"),
-}
-# Flags with one dash only: with two dashes these are names of Weir's settings, and --port has another meaning.
-ONE_DASH: Mapping[str, OldFlag] = {
-    "port": OldFlag("zmq_port"),
-    "max_batch_size": OldFlag("max_batch_size"),
-    "device_map": OldFlag("device_map"),
-    "gpu_memory_fraction": OldFlag("gpu_memory_fraction"),
-}
-MODEL_DIRECTORY, PREFETCH = "model_dir", ("prefetch", "prefetch_size")
-VERSION, XLA = "version", "xla"
-BERT_PORT, BERT_PORT_OUT = 5555, 5556  # the default ports of bert-as-service's server and client
-# Flags that take several values separated by spaces; `test_` before a name of TESTS makes a flag that takes any number of values, also none.
-SEVERAL = ("pooling_layer", "device_map")
-TESTS = ("client_batch_size", "max_batch_size", "max_seq_len", "num_client", "pooling_layer")
-# Flags that are refused, with the way to reach the same.
-ELSEWHERE: Mapping[str, str] = {
-    "tuned_model_dir": "name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along",
-    "ckpt_name": "weir embed convert has it, as --checkpoint",
-    "config_name": "the model's directory must have a config.json; weir embed convert writes it",
-    "num_labels": "it is read from the model's files",
-}
-ONE_DASH_PREFIX = "one_dash_"  # the beginning of the parameter names of the flags in ONE_DASH
-_PORTS = ("port_in", "port_data", ONE_DASH_PREFIX + "port")
-_NUMBERS = re.compile(r"-?\d+(,-?\d+)*,?")
-
-
-class Translated(NamedTuple):
-    """Settings from a command line, by the names of Weir's settings.
-
-    Attributes:
-        directories: the directories of the models.
-        today: the values of each setting, as text.
-        stock: whether flags of bert-serving-start were used.
-        old_port: whether one of them was the port for requests.
-        xla: whether the flag -xla was used.
-    """
-
-    directories: list[str]
-    today: dict[str, list[Any]]
-    stock: bool = False
-    old_port: bool = False
-    xla: bool = False
-
-    @property
-    def settings(self) -> dict[str, list[Any]]:
-        """`today`, with a default of bert-serving-start if its flags were used: a model whose files state no pooling has its second-to-last layer pooled."""
-        return {"bare_layer": ["-2"], **self.today} if self.stock else self.today
-
-
-def translated(
-    directories: list[str] | None,
-    given: Mapping[str, list[Any] | bool | None],
-    check: Callable[[str, Sequence[tuple[str, Any]]], None] = lambda source, meant: None,
-) -> Translated:
-    """Translate the parameters of a command line, flags of bert-serving-start among them, to Weir's settings.
-
-    `check` takes an old flag as it was given, and what it stands for: settings and values. Raises SettingsError for an invalid value, what `check` raises,
-    and SettingsError for a flag in ELSEWHERE.
-    """
-    known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
-    found = list(directories or [])
-    today: dict[str, list[Any]] = {}
-    used: dict[str, list[Any]] = {
-        name: [value] if isinstance(value, bool) else value for name, value in given.items() if value
-    }
-    old = [name for name in used if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
-    for name, values in used.items():
-        if name in ELSEWHERE:
-            raise SettingsError(f"-{name}: is not supported: {ELSEWHERE[name]}")
-        if name == MODEL_DIRECTORY:
-            found += values
-        elif name in PREFETCH:
-            today.setdefault("pipeline_depth", []).extend(_depth(name, value) for value in values)
-        elif name in known:
-            flag = known[name]
-            kept = [value if flag.value is None else flag.value for value in values if value != flag.drop]
-            check(f"-{name.removeprefix(ONE_DASH_PREFIX)}", [(flag.setting, value) for value in kept])
-            today.setdefault(flag.setting, []).extend(kept)
-        elif name not in (VERSION, XLA):
-            today.setdefault(name, []).extend(
-                str(value).lower() if isinstance(value, bool) else str(value) for value in values
-            )
-    if used.get("pooling_strategy") == ["NONE"] and today.get("max_length"):
-        today.setdefault("fixed_length", ["true"])  # bert-as-service then pads every response to that length
-    if "mask_cls_sep" in used:
-        today.setdefault("hide_special", ["true"])
-    if XLA in used and today.get("runtime") == ["torch"]:
-        today.setdefault("compile", ["true"])
-    return Translated(found, today, bool(old), any(name in used for name in _PORTS), XLA in used)
-
-
-def with_commas(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line with the values of a flag that has several joined by commas, as Weir's options have them."""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            yield from (word, *left)
-            return
-        name = _old_name(word)
-        several = name in SEVERAL and not (name == "device_map" and word.startswith("--"))
-        takes = several or name in {f"test_{each}" for each in TESTS}
-        if not takes or "=" in word:
-            yield word
-            continue
-        values: list[str] = []
-        while left and _NUMBERS.fullmatch(left[0]):
-            values.append(left.pop(0).strip(","))
-        if name == "device_map" and values:  # the option for devices is repeated for each value
-            yield from (part for value in values for part in (word, value))
-            continue
-        yield word
-        if values or name.startswith("test_"):
-            yield ",".join(values)
-
-
-def server_last(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line of bert-serving-benchmark with the flags of the server after two dashes, where the benchmark expects them.
-
-    The directory is put first. Flags for ports are removed, as the servers that are measured have ports of their own.
-    """
-    own: list[str] = []
-    servers: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            servers += left
-            break
-        name = _old_name(word)
-        old = OLD.get(name) or (ONE_DASH.get(name) if not word.startswith("--") else None)
-        if old is None and name not in (MODEL_DIRECTORY, *PREFETCH, XLA):
-            own.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        has_value = name != XLA and (old is None or old.value is None)
-        given = [value] if equals else [left.pop(0)] if has_value and left else []
-        if name == MODEL_DIRECTORY:
-            own[:0] = given
-        elif not name.startswith(("port", "http_port")):
-            servers += ["=".join((flag, *given))]
-    return [*own, "--", *servers] if servers else own
-
-
-def _old_name(word: str) -> str:
-    """Return the name of the flag in `word`, as bert-as-service writes it; "" if the word is not a flag."""
-    return word.partition("=")[0].lstrip("-").replace("-", "_") if word.startswith("-") else ""
-
-
-def _depth(name: str, value: str) -> str:
-    """Return the pipeline_depth for a prefetch size: 1 for none, else 2. bert-as-service kept that many batches in a worker's queue."""
-    if not value.isdecimal():
-        raise SettingsError(f"--{name.replace('_', '-')}={value!r}: must be a whole number; 0 fetches nothing ahead")
-    return "1" if int(value) == 0 else "2"
 
 
 # A small model that can be installed from the package index.
@@ -340,12 +147,12 @@ def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Set
     return read_settings(directories, {}, {}, None, TEXTS, values)
 
 
-class OtherFlag(NamedTuple):
+class ForeignFlag(NamedTuple):
     """A flag of another server. One without a setting and a remedy is taken, and changes nothing.
 
     Attributes:
         setting: the setting that it stands for; "" for none.
-        values: its values that are called something else here.
+        values: its values that are called something else here, perhaps of another setting; "" leaves the default.
         switch: the value that it sets if it takes none itself; None if it takes one.
         off: the value that it sets if it is switched off; "" for none.
         remedy: how to reach the same, if it is refused.
@@ -353,7 +160,7 @@ class OtherFlag(NamedTuple):
     """
 
     setting: str = ""
-    values: Mapping[str, str] = {}
+    values: Mapping[str, str | tuple[str, str]] = {}
     switch: str | None = None
     off: str = ""
     remedy: str = ""
@@ -365,69 +172,118 @@ class OtherFlag(NamedTuple):
         return self.switch is not None
 
 
-_UNREAD = OtherFlag(switch="true")
+_UNREAD = ForeignFlag(switch="true")
 _PREFIX_HERE = "leave it out: the paths are here without a prefix, and /v1/embeddings and /v1/models besides"
 
-OTHER_FLAGS: Mapping[str, OtherFlag] = {
+OTHER_FLAGS: Mapping[str, ForeignFlag] = {
+    # Weir's own flags, with values that these servers call something else.
+    "dtype": ForeignFlag(
+        "dtype",
+        {
+            "auto": "",
+            "float32": ("precision", "fp32"),
+            "float16": ("precision", "fp16"),
+            "bfloat16": ("precision", "bf16"),
+        },
+    ),
+    "log_level": ForeignFlag("log_level", {"trace": "debug"}),
+    "pooling": ForeignFlag("pooling", {"last-token": "sep", "splade": "sparse"}),
     # Of text-embeddings-router.
-    "auto_truncate": OtherFlag("truncate", switch="true", off="false"),
-    "cors_allow_origin": OtherFlag("cors_origins"),
-    "default_prompt": OtherFlag("prompt"),
-    "default_prompt_name": OtherFlag("prompt"),
-    "dense_path": OtherFlag(remedy="leave it out: the model's modules.json says which layers follow"),
+    "auto_truncate": ForeignFlag("truncate", switch="true", off="false"),
+    "cors_allow_origin": ForeignFlag("cors_origins"),
+    "default_prompt": ForeignFlag("prompt"),
+    "default_prompt_name": ForeignFlag("prompt"),
+    "dense_path": ForeignFlag(remedy="leave it out: the model's modules.json says which layers follow"),
     "disable_spans": _UNREAD,  # there are spans only with --trace-endpoint
-    "hf_api_token": OtherFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
-    "hf_token": OtherFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
-    "hostname": OtherFlag("host"),
-    "huggingface_hub_cache": OtherFlag(remedy="set the variable HF_HUB_CACHE"),
-    "json_output": OtherFlag("log_format", switch="json"),
-    "max_batch_requests": OtherFlag("max_batch_size"),
-    "max_batch_tokens": OtherFlag("max_batch_cost"),
-    "max_client_batch_size": OtherFlag("max_texts"),
-    "max_concurrent_requests": OtherFlag("max_queue_size"),
-    "otlp_endpoint": OtherFlag(remedy="--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318"),
-    "otlp_service_name": OtherFlag("server_name"),
-    "p": OtherFlag("port"),
-    "payload_limit": OtherFlag("max_body_size"),
-    "prometheus_port": OtherFlag(remedy="/metrics is at the port of HTTP"),
-    "tokenization_workers": OtherFlag(),  # the server tokenizes in threads of its own
-    "uds_path": OtherFlag(remedy="leave it out: --uds is a socket for callers"),
+    "hf_api_token": ForeignFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
+    "hf_token": ForeignFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
+    "hostname": ForeignFlag("host"),
+    "huggingface_hub_cache": ForeignFlag(remedy="set the variable HF_HUB_CACHE"),
+    "json_output": ForeignFlag("log_format", switch="json"),
+    "max_batch_requests": ForeignFlag("max_batch_size"),
+    "max_batch_tokens": ForeignFlag("max_batch_cost"),
+    "max_client_batch_size": ForeignFlag("max_texts"),
+    "max_concurrent_requests": ForeignFlag("max_queue_size"),
+    "otlp_endpoint": ForeignFlag(remedy="--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318"),
+    "otlp_service_name": ForeignFlag("server_name"),
+    "p": ForeignFlag("port"),
+    "payload_limit": ForeignFlag("max_body_size"),
+    "prometheus_port": ForeignFlag(remedy="/metrics is at the port of HTTP"),
+    "tokenization_workers": ForeignFlag(),  # the server tokenizes in threads of its own
+    "uds_path": ForeignFlag(remedy="leave it out: --uds is a socket for callers"),
     # Of infinity_emb.
-    "batch_size": OtherFlag("max_batch_size"),
+    "batch_size": ForeignFlag("max_batch_size"),
     "bettertransformer": _UNREAD,
-    "device": OtherFlag("device_map", {"auto": ""}),
-    "device_id": OtherFlag("device_map"),
-    "embedding_dtype": OtherFlag(
+    "device": ForeignFlag("device_map", {"auto": ""}),
+    "device_id": ForeignFlag("device_map"),
+    "embedding_dtype": ForeignFlag(
         remedy="ask for encoding_format int8, uint8, binary or ubinary in a request", neutral=("float32",)
     ),
-    "engine": OtherFlag("runtime", {"optimum": "onnx"}),
+    "engine": ForeignFlag("runtime", {"optimum": "onnx"}),
     "lengths_via_tokenize": _UNREAD,
     "model_warmup": _UNREAD,
     "onnx_disable_optimize": _UNREAD,
     "onnx_do_not_prefer_quantized": _UNREAD,
-    "permissive_cors": OtherFlag("cors_origins", switch="*"),
-    "pooling_method": OtherFlag("pooling", {"auto": ""}),
-    "preload_only": OtherFlag(switch="true", remedy="leave it out: `hf download ID` fills the cache that is read here"),
-    "proxy_root_path": OtherFlag(remedy="leave it out: the proxy removes its prefix", neutral=("",)),
-    "queue_size": OtherFlag("max_queue_size"),  # a variable only
-    "redirect_slash": OtherFlag(remedy="leave it out: GET / lists what there is", neutral=("", "/docs")),
+    "permissive_cors": ForeignFlag("cors_origins", switch="*"),
+    "pooling_method": ForeignFlag("pooling", {"auto": ""}),
+    "preload_only": ForeignFlag(
+        switch="true", remedy="leave it out: `hf download ID` fills the cache that is read here"
+    ),
+    "proxy_root_path": ForeignFlag(remedy="leave it out: the proxy removes its prefix", neutral=("",)),
+    "queue_size": ForeignFlag("max_queue_size"),  # a variable only
+    "redirect_slash": ForeignFlag(remedy="leave it out: GET / lists what there is", neutral=("", "/docs")),
     "trust_remote_code": _UNREAD,  # code of a model is never run
-    "url_prefix": OtherFlag(remedy=_PREFIX_HERE, neutral=("",)),
+    "url_prefix": ForeignFlag(remedy=_PREFIX_HERE, neutral=("",)),
     "vector_disk_cache": _UNREAD,
 }
+
 MODEL_ID, REVISION, SERVED_NAME = "model_id", "revision", "served_model_name"
 
-# Values of Weir's own flags that these servers call something else, with the setting; None where they leave the default.
-_VALUES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
-    "pooling": {"last-token": ("pooling", "sep"), "splade": ("pooling", "sparse")},
-    "dtype": {
-        "auto": None,
-        "float32": ("precision", "fp32"),
-        "float16": ("precision", "fp16"),
-        "bfloat16": ("precision", "bf16"),
-    },
-    "log_level": {"trace": ("log_level", "debug")},
+# Those of bert-serving-start, with one dash or two. The command line replaces underscores by dashes, so `-max_seq_len` is parsed as `-max-seq-len`. Those that
+# begin with ONE_DASH have one dash only: with two dashes these are names of Weir's settings, and --port has another meaning.
+ONE_DASH = "one_dash_"
+MODEL_DIRECTORY, PREFETCH, VERSION, XLA = "model_dir", ("prefetch", "prefetch_size"), "version", "xla"
+BERT_FLAGS: Mapping[str, ForeignFlag] = {
+    MODEL_DIRECTORY: ForeignFlag(),
+    VERSION: _UNREAD,
+    XLA: _UNREAD,
+    **dict.fromkeys(PREFETCH, ForeignFlag("pipeline_depth")),
+    "max_seq_len": ForeignFlag("max_length", {"NONE": ""}),
+    "cased_tokenization": ForeignFlag("cased", switch="true"),
+    "pooling_layer": ForeignFlag("layers"),
+    "pooling_strategy": ForeignFlag("pooling"),
+    "mask_cls_sep": ForeignFlag("mask_special", switch="true"),
+    "no_special_token": ForeignFlag("word_special_tokens", switch="false"),
+    "no_position_embeddings": ForeignFlag("positions", switch="false"),
+    "show_tokens_to_client": ForeignFlag("zmq_show_tokens", switch="true"),
+    "fixed_embed_length": ForeignFlag("fixed_length", switch="true"),
+    "graph_tmp_dir": ForeignFlag("cache"),
+    "port_in": ForeignFlag("zmq_port"),
+    "port_data": ForeignFlag("zmq_port"),
+    "port_out": ForeignFlag("zmq_port_out"),
+    "port_result": ForeignFlag("zmq_port_out"),
+    "http_port": ForeignFlag("port"),
+    "http_max_connect": ForeignFlag("max_connections"),
+    "cors": ForeignFlag("cors_origins"),
+    "num_worker": ForeignFlag("workers"),
+    "priority_batch_size": ForeignFlag("small_request_size"),
+    "cpu": ForeignFlag("device_map", switch="cpu"),
+    "fp16": ForeignFlag("precision", switch="fp16"),
+    "verbose": ForeignFlag("log_level", switch="debug"),
+    f"{ONE_DASH}port": ForeignFlag("zmq_port"),
+    f"{ONE_DASH}max_batch_size": ForeignFlag("max_batch_size"),
+    f"{ONE_DASH}device_map": ForeignFlag("device_map"),
+    f"{ONE_DASH}gpu_memory_fraction": ForeignFlag("gpu_memory_fraction"),
+    "tuned_model_dir": ForeignFlag(
+        remedy="name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along"
+    ),
+    "ckpt_name": ForeignFlag(remedy="weir embed convert has it, as --checkpoint"),
+    "config_name": ForeignFlag(remedy="the model's directory must have a config.json; weir embed convert writes it"),
+    "num_labels": ForeignFlag(remedy="it is read from the model's files"),
 }
+BERT_PORT, BERT_PORT_OUT = 5555, 5556  # the default ports of bert-as-service's server and client
+BERT_PORTS = frozenset(("port_in", "port_data", f"{ONE_DASH}port"))
+_FLAGS = {**OTHER_FLAGS, **BERT_FLAGS}
 
 # The variables that are read. Those of TEI have no prefix, so they count only where MODEL_ID names the model; its HOSTNAME, which every container
 # has, never does. Those of infinity may have a value for each model, with ";" between them.
@@ -448,57 +304,96 @@ _SUBCOMMAND = "v2"  # of infinity_emb
 Given = Mapping[str, list[Any] | bool | None]
 
 
-def from_other_servers(
-    directories: Sequence[str] | None, given: Given, environment: Mapping[str, str]
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the models and options of a command line, flags and variables of other servers among them, as Weir has them.
+class Translated(NamedTuple):
+    """Settings from a command line, by the names of Weir's settings.
+
+    Attributes:
+        directories: the models.
+        today: the values of each setting, as text.
+        bert: the flags of bert-serving-start that were used, but for its version.
+    """
+
+    directories: list[str]
+    today: dict[str, list[str]]
+    bert: frozenset[str] = frozenset()
+
+    @property
+    def settings(self) -> dict[str, list[str]]:
+        """`today`, with a default of bert-serving-start if its flags were used: a model whose files state no pooling has its second-to-last layer pooled."""
+        return {"bare_layer": ["-2"], **self.today} if self.bert else self.today
+
+
+def translated(
+    directories: Sequence[str] | None, given: Given, environment: Mapping[str, str] = MappingProxyType({})
+) -> Translated:
+    """Translate a command line, flags and variables of other servers among them, to Weir's settings.
 
     A flag goes before a variable, and a variable of Weir's before one of another server. Raises SettingsError for a flag that is refused, for a value that
     breaks the rule of what it stands for, and for names and revisions that do not belong to the models one by one.
     """
-    directories = list(directories or [])
-    if directories[:1] == [_SUBCOMMAND] and not Path(_SUBCOMMAND).exists():
-        del directories[0]
-    variables = _from_variables(bool(directories), given, environment)
+    found = list(directories or [])
+    if found[:1] == [_SUBCOMMAND] and not Path(_SUBCOMMAND).exists():
+        del found[0]
+    variables = _from_variables(bool(found), given, environment)
     options: dict[str, Any] = {name: values for name, (_, values) in variables.items()}
     options |= {name: values for name, values in given.items() if _is_given(values)}
-    found = [*directories, *(options.pop(MODEL_ID, None) or [])]
+    bert = frozenset(name for name, values in options.items() if name in BERT_FLAGS and values and name != VERSION)
+    found += options.pop(MODEL_ID, None) or []
     found = _with_names(_with_revision(found, options.pop(REVISION, None)), options.pop(SERVED_NAME, None))
-    renamed: dict[str, Any] = {}
+    found += options.pop(MODEL_DIRECTORY, None) or []
+    today: dict[str, list[str]] = {}
     for name, values in options.items():
         source = variables[name][0] if name in variables else _typed(name)
         meant = _meant(name, values, source)
-        is_own = name in variables and name not in OTHER_FLAGS and name not in _VALUES
-        check_as_given(source, [(name, value) for value in values] if is_own else meant)
+        if name in _FLAGS or name in variables:
+            _check_as_given(source, meant)
         for key, value in meant:
-            renamed.setdefault(key, []).append(value)
-    return found, {
-        key: value for key, value in options.items() if key not in OTHER_FLAGS and key not in _VALUES
-    } | renamed
+            today.setdefault(key, []).append(value)
+    if options.get("pooling_strategy") == ["NONE"] and "max_length" in today:
+        today.setdefault("fixed_length", ["true"])  # bert-as-service then pads every response to that length
+    if "mask_cls_sep" in bert:
+        today.setdefault("hide_special", ["true"])
+    if XLA in bert and today.get("runtime") == ["torch"]:
+        today.setdefault("compile", ["true"])
+    return Translated(found, today, bert)
 
 
-def _meant(name: str, values: list[Any] | bool, source: str) -> list[tuple[str, Any]]:
-    """Return the settings and values that a flag stands for, none of one of Weir's own. Raises SettingsError for one that is refused."""
-    if name in _VALUES:
-        meant = [_VALUES[name].get(value, (name, value)) for value in values] if isinstance(values, list) else []
-        return [each for each in meant if each is not None]
-    flag = OTHER_FLAGS.get(name)
+def _meant(name: str, values: list[Any] | bool, source: str) -> list[tuple[str, str]]:
+    """Return the settings and values that a flag stands for, as text. Raises SettingsError for a flag that is refused."""
+    flag = _FLAGS.get(name)
     if flag is None:
-        return []
-    if values is False and not flag.off:
-        return []
-    given = [flag.switch if values else flag.off] if isinstance(values, bool) else list(map(str, values))
-    if flag.remedy and not set(given) <= set(flag.neutral):
+        each_value = [values] if isinstance(values, bool) else values
+        return [(name, str(value).lower() if isinstance(value, bool) else str(value)) for value in each_value]
+    if isinstance(values, bool):
+        given = [text for text in [flag.switch if values else flag.off] if text]
+    else:
+        given = [_depth(name, value) for value in values] if name in PREFETCH else list(map(str, values))
+    if given and flag.remedy and not set(given) <= set(flag.neutral):
         raise SettingsError(f"{source}: is not supported: {flag.remedy}")
-    found = [flag.values.get(value, value) for value in given if value is not None]
-    return [(flag.setting, value) for value in found if value] if flag.setting else []
+    found = [flag.values.get(value, value) for value in given] if flag.setting else []
+    return [(flag.setting, value) if isinstance(value, str) else value for value in found if value]
+
+
+def _depth(name: str, value: str) -> str:
+    """Return the pipeline_depth for a prefetch size: 1 for none, else 2. bert-as-service kept that many batches in a worker's queue."""
+    if not value.isdecimal():
+        raise SettingsError(f"--{name.replace('_', '-')}={value!r}: must be a whole number; 0 fetches nothing ahead")
+    return "1" if int(value) == 0 else "2"
+
+
+def spellings(name: str) -> list[str]:
+    """Return how the flag of a name in OTHER_FLAGS or BERT_FLAGS is written."""
+    if name in BERT_FLAGS:
+        own = name.removeprefix(ONE_DASH)
+        return [f"-{own}"] if own != name else [f"-{name}", f"--{name}"]
+    return ["-" + name if len(name) == 1 else "--" + name.replace("_", "-")]
 
 
 def _typed(name: str) -> str:
-    return "-" + name if len(name) == 1 else "--" + name.replace("_", "-")
+    return spellings(name)[0]
 
 
-def check_as_given(source: str, meant: Sequence[tuple[str, Any]]) -> None:
+def _check_as_given(source: str, meant: Sequence[tuple[str, Any]]) -> None:
     """Raise SettingsError naming `source`, the flag or variable of another server, if what it stands for breaks the rule of a setting of Weir's."""
     declared = declared_settings(TEXTS)
     for key in dict(meant):
@@ -582,3 +477,68 @@ def _named(names: Sequence[str], given: str) -> str:
         return given
     own, target = split_target(given)
     return f"{','.join(dict.fromkeys([*names, *(own if target != given else [])]))}={target}"
+
+
+# How the commands of bert-as-service write several values, and the flags of the server among those of the benchmark.
+
+# Flags that take several values separated by spaces; `test_` before a name of TESTS makes a flag that takes any number of values, also none.
+SEVERAL = ("pooling_layer", "device_map")
+TESTS = ("client_batch_size", "max_batch_size", "max_seq_len", "num_client", "pooling_layer")
+_NUMBERS = re.compile(r"-?\d+(,-?\d+)*,?")
+
+
+def with_commas(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line with the values of a flag that has several joined by commas, as Weir's options have them."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            yield from (word, *left)
+            return
+        name = _old_name(word)
+        several = name in SEVERAL and not (name == "device_map" and word.startswith("--"))
+        takes = several or name in {f"test_{each}" for each in TESTS}
+        if not takes or "=" in word:
+            yield word
+            continue
+        values: list[str] = []
+        while left and _NUMBERS.fullmatch(left[0]):
+            values.append(left.pop(0).strip(","))
+        if name == "device_map" and values:  # the option for devices is repeated for each value
+            yield from (part for value in values for part in (word, value))
+            continue
+        yield word
+        if values or name.startswith("test_"):
+            yield ",".join(values)
+
+
+def server_last(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line of bert-serving-benchmark with the flags of the server after two dashes, where the benchmark expects them.
+
+    The directory is put first. Flags for ports are removed, as the servers that are measured have ports of their own.
+    """
+    own: list[str] = []
+    servers: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            servers += left
+            break
+        name = _old_name(word)
+        known = BERT_FLAGS.get(name) or (None if word.startswith("--") else BERT_FLAGS.get(ONE_DASH + name))
+        if known is None or name == VERSION:
+            own.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        given = [value] if equals else [left.pop(0)] if left and not known.is_switch else []
+        if name == MODEL_DIRECTORY:
+            own[:0] = given
+        elif not name.startswith(("port", "http_port")):
+            servers += ["=".join((flag, *given))]
+    return [*own, "--", *servers] if servers else own
+
+
+def _old_name(word: str) -> str:
+    """Return the name of the flag in `word`, as bert-as-service writes it; "" if the word is not a flag."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_") if word.startswith("-") else ""

@@ -10,10 +10,10 @@ from tests.served import weir_here
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from weir.commands.embed import _with_stock_ports, embed, old_parameters
+from weir.commands.embed import _with_stock_ports, embed, foreign_parameters
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server import server_settings
+from weir.text_server.server_settings import BERT_FLAGS, ONE_DASH, TEXTS, translated
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),
@@ -42,21 +42,17 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("prefetch_size", "0", "pipeline_depth", 1),
 ]  # fmt: skip
 
-text_settings = partial(read_settings, kind=server_settings.TEXTS)
+text_settings = partial(read_settings, kind=TEXTS)
+
+
+REFUSED = {name: flag.remedy for name, flag in BERT_FLAGS.items() if flag.remedy}
 
 
 def test_no_flag_is_forgotten_here() -> None:
-    tried = {flag for flag, *_ in TABLE}
-    assert tried == {*server_settings.OLD, *server_settings.PREFETCH}
-    assert len(old_parameters()) == len(
-        {
-            *tried,
-            server_settings.MODEL_DIRECTORY,
-            server_settings.VERSION,
-            server_settings.XLA,
-            *server_settings.ELSEWHERE,
-        }
-    ) + len(server_settings.ONE_DASH)
+    elsewhere = {*REFUSED, "model_dir", "version", "xla"}
+    one_dash = {name for name in BERT_FLAGS if name.startswith(ONE_DASH)}
+    assert {flag for flag, *_ in TABLE} == BERT_FLAGS.keys() - elsewhere - one_dash
+    assert BERT_FLAGS.keys() <= {each.name for each in foreign_parameters()}
 
 
 @cache
@@ -74,44 +70,31 @@ def parsed(*words: str) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value}
 
 
-@pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
-@pytest.mark.parametrize("dashes", ["-", "--"])
-def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setting: str, meant: object) -> None:
-    words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
-    seen = server_settings.translated(None, parsed(*words))
-    assert seen == server_settings.translated(None, parsed(*words[0].split("=")))
-    today = seen.today
-    assert next(iter(today)) == setting
-    assert value_of(declared_settings(server_settings.TEXTS)[setting], today[setting]) == meant
-
-
 @subcases(
     ("flag", "setting"),
     [("-port", "zmq_port"), ("--port", "port"), ("-max_batch_size", "max_batch_size"), ("--max_batch_size", "max_batch_size"),
      ("-device_map", "device_map"), ("-gpu_memory_fraction", "gpu_memory_fraction")],
 )  # fmt: skip
 def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
-    assert server_settings.translated(None, parsed("-model_dir", "dir", flag, "1"))[:2] == (["dir"], {setting: ["1"]})
+    assert translated(None, parsed("-model_dir", "dir", flag, "1"))[:2] == (["dir"], {setting: ["1"]})
 
 
-@subcases("flag", server_settings.ELSEWHERE)
+@subcases("flag", REFUSED)
 def test_what_is_set_elsewhere_is_refused_with_where(flag: str) -> None:
     for dashes in ("-", "--"):
-        with pytest.raises(
-            SettingsError, match=f"-{flag}: is not supported: {re.escape(server_settings.ELSEWHERE[flag])}"
-        ):
-            server_settings.translated(None, parsed(f"{dashes}{flag}", "value"))
+        with pytest.raises(SettingsError, match=f"-{flag}: is not supported: {re.escape(REFUSED[flag])}"):
+            translated(None, parsed(f"{dashes}{flag}", "value"))
 
 
 def test_none_as_a_length_leaves_it_to_the_model() -> None:
-    found = server_settings.translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]})
-    assert found[:2] == (["dir", "other"], {"max_length": []})
+    found = translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]})
+    assert found[:2] == (["dir", "other"], {})
 
 
 def test_both_names_at_once_are_one_too_many() -> None:
-    today = server_settings.translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]}).today
+    today = translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]}).today
     with pytest.raises(SettingsError, match="--pooling: given 2 times"):
-        value_of(declared_settings(server_settings.TEXTS)["pooling"], today["pooling"])
+        value_of(declared_settings(TEXTS)["pooling"], today["pooling"])
 
 
 @subcases(
@@ -122,14 +105,14 @@ def test_both_names_at_once_are_one_too_many() -> None:
     ],
 )  # fmt: skip
 def test_several_layers_may_have_spaces_between_them(words: tuple[str, ...], layers: list[int]) -> None:
-    found = server_settings.translated(None, parsed("-num_worker", "2", *words, "-cpu"))
-    assert value_of(declared_settings(server_settings.TEXTS)["layers"], found.today["layers"]) == layers
+    found = translated(None, parsed("-num_worker", "2", *words, "-cpu"))
+    assert value_of(declared_settings(TEXTS)["layers"], found.today["layers"]) == layers
     assert found.today["workers"] == ["2"] and found.today["device_map"] == ["cpu"]
 
 
 def test_several_devices_may_have_spaces_between_them() -> None:
-    found = server_settings.translated(None, parsed("-device_map", "0", "1", "2", "-model_dir", "dir"))
-    assert value_of(declared_settings(server_settings.TEXTS)["device_map"], found.today["device_map"]) == [
+    found = translated(None, parsed("-device_map", "0", "1", "2", "-model_dir", "dir"))
+    assert value_of(declared_settings(TEXTS)["device_map"], found.today["device_map"]) == [
         "0",
         "1",
         "2",
@@ -142,24 +125,25 @@ def test_several_devices_may_have_spaces_between_them() -> None:
 
 def test_vectors_of_tokens_have_the_length_that_was_chosen() -> None:
     there = {"pooling_strategy": ["NONE"], "max_seq_len": ["25"]}
-    assert server_settings.translated(None, there).today["fixed_length"] == ["true"]
-    assert "fixed_length" not in server_settings.translated(None, there | {"max_seq_len": ["NONE"]}).today
-    assert "fixed_length" not in server_settings.translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
+    assert translated(None, there).today["fixed_length"] == ["true"]
+    assert "fixed_length" not in translated(None, there | {"max_seq_len": ["NONE"]}).today
+    assert "fixed_length" not in translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
 
 
 def test_old_flags_pool_the_layer_that_bert_serving_start_pooled() -> None:
-    assert server_settings.translated(None, {"num_worker": ["2"]}).settings == {"workers": ["2"], "bare_layer": ["-2"]}
-    assert server_settings.translated(None, {"num_worker": ["2"], "bare_layer": ["-1"]}).settings["bare_layer"] == [
-        "-1"
-    ]
-    assert "bare_layer" not in server_settings.translated(None, {"workers": ["2"]}).settings
+    assert translated(None, {"num_worker": ["2"]}).settings == {"workers": ["2"], "bare_layer": ["-2"]}
+    assert translated(None, {"num_worker": ["2"], "bare_layer": ["-1"]}).settings["bare_layer"] == ["-1"]
+    assert "bare_layer" not in translated(None, {"workers": ["2"]}).settings
 
 
 def test_xla_compiles_with_torch_and_changes_nothing_else() -> None:
-    assert server_settings.translated(None, {"xla": True, "runtime": ["torch"]}) == server_settings.Translated(
-        [], {"runtime": ["torch"], "compile": ["true"]}, stock=True, xla=True
+    xla = frozenset({"xla"})
+    assert translated(None, {"xla": True, "runtime": ["torch"]}) == (
+        [],
+        {"runtime": ["torch"], "compile": ["true"]},
+        xla,
     )
-    assert server_settings.translated(None, {"xla": True}) == server_settings.Translated([], {}, stock=True, xla=True)
+    assert translated(None, {"xla": True}) == ([], {}, xla)
 
 
 @subcases(
@@ -180,11 +164,11 @@ def test_old_flags_open_the_ports_that_old_clients_look_for(
     words: tuple[str, ...], environment: dict[str, str], ports: tuple[int | None, int | None]
 ) -> None:
     said = parsed(*words)
-    stock = server_settings.translated(said.pop("directories", None), said)
+    stock = translated(said.pop("directories", None), said)
     settings = text_settings(
         stock.directories, {name: list(map(str, values)) for name, values in stock.today.items()}, environment
     )
-    settings = _with_stock_ports(settings, stock) if stock.stock else settings
+    settings = _with_stock_ports(settings, stock) if stock.bert else settings
     zeromq = settings.more["ZeroMQ"]
     assert (zeromq.zmq_port, zeromq.zmq_port_out) == ports
 
@@ -204,12 +188,11 @@ def test_an_unknown_flag_is_named_whole(flag: str) -> None:
 
 
 @subcases(("flag", "value", "setting", "meant"), TABLE)
-# as test_one_dash_says_what_two_say
 def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
     for dashes in ("-", "--"):
         words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
-        seen = server_settings.translated(None, parsed(*words))
-        assert seen == server_settings.translated(None, parsed(*words[0].split("=")))
-        assert seen.directories == [] and seen.stock
+        seen = translated(None, parsed(*words))
+        assert seen == translated(None, parsed(*words[0].split("=")))
+        assert seen.directories == [] and seen.bert
         assert list(seen.today) == [setting, *(["hide_special"] if flag == "mask_cls_sep" else [])]
-        assert value_of(declared_settings(server_settings.TEXTS)[setting], seen.today[setting]) == meant
+        assert value_of(declared_settings(TEXTS)[setting], seen.today[setting]) == meant
