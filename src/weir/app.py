@@ -19,8 +19,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, a
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import uvloop
 from starlette.applications import Starlette
@@ -567,6 +567,76 @@ _OF_ASGI = {
 }
 # The settings of `asgi` besides those of its models.
 OF_ASGI = {each for _, names in _OF_ASGI.values() for each in names}
+
+
+class ServerThread:
+    """A server in a thread of this program, once: from its start to its end, or in a `with` block."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self._app = app
+        self._error: BaseException | None = None
+        self._runner: asyncio.Runner | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ready_or_ended = threading.Event()
+        self.is_ready = threading.Event()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each frontend, that of HTTP first."""
+        return [frontend.address for frontend in self._app.frontends]
+
+    def begin(self) -> bool:
+        """Start the server, without waiting for the models. Return False if it was started before."""
+        if self._runner is not None:
+            return False
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread.start()
+        return True
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Wait until all models are loaded. Raises the error with which the start failed, and TimeoutError after `timeout` seconds."""
+        if not self._ready_or_ended.wait(timeout):
+            raise TimeoutError(f"the models are not loaded after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Finish all accepted requests, and end the server. Idempotent."""
+        if self._runner is None:
+            return
+        with suppress(RuntimeError):  # the event loop is closed, so the server has ended already
+            self._loop.call_soon_threadsafe(self._app.end)
+        self._thread.join()
+
+    def loaded(self) -> Self:
+        """Return the server when all models are loaded; end it if that fails or is interrupted. Raises what `wait_until_ready` raises."""
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def _run(self) -> None:
+        assert self._runner is not None, "begin makes it first: this is a bug"
+        try:
+            with self._runner:
+                self._runner.run(self._app.run(self._ready, signals=False))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready_or_ended.set()
+
+    def _ready(self) -> None:
+        self.is_ready.set()
+        self._ready_or_ended.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
 
 def asgi(

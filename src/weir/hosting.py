@@ -9,13 +9,9 @@ with weir.running(Square) as server:
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-import uvloop
-
-from weir.app import App
+from weir.app import App, ServerThread
 from weir.catalog.sources import target_of
 from weir.console import serve as serve_in_terminal
 from weir.errors import Conflict
@@ -79,68 +75,27 @@ def running(*models: Served, config: str | None = None, **settings: "Unpack[Serv
     return HostedServer(_composed(models, config, {"port": 0, **settings}))
 
 
-class HostedServer:
+class HostedServer(ServerThread):
     """A server in a thread of this program, from `start` to `stop` or in a `with` block. It can be started once."""
 
     def __init__(self, composed: _Composed) -> None:
-        self._app = App(composed.settings, kinds=composed.kinds)
-        self._ended = threading.Event()
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._runner: asyncio.Runner | None = None
-        self._thread = threading.Thread(target=self._run, name="weir-server", daemon=True)
+        super().__init__(App(composed.settings, kinds=composed.kinds), "weir-server")
 
     @property
     def address(self) -> str:
         """The address of HTTP: a URL such as http://127.0.0.1:8000, or unix:PATH. Clients take both."""
         return self._app.server.address
 
-    @property
-    def addresses(self) -> list[str]:
-        """The address of each frontend, that of HTTP first."""
-        return [frontend.address for frontend in self._app.frontends]
-
     def start(self) -> Self:
         """Start the server; return when all models are ready. Raises what App.run raises; nothing is left running then. Raises
         Conflict if it was started before."""
-        if self._runner is not None:
+        if not self.begin():
             raise Conflict("this server was already started once; create another with weir.running")
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._loop = self._runner.get_loop()
-        self._thread.start()
-        try:
-            self._ready.wait()
-        except BaseException:  # Ctrl-C while the models load
-            self.stop()
-            raise
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-        return self
+        return self.loaded()
 
     def stop(self) -> None:
         """Finish the requests that were accepted, and end the server. Idempotent."""
-        if self._runner is None or self._ended.is_set():
-            return
-        with suppress(RuntimeError):  # the event loop has ended by itself
-            self._loop.call_soon_threadsafe(self._app.end)
-        self._thread.join()
+        self.end()
 
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _run(self) -> None:
-        assert self._runner is not None, "start makes it first: this is a bug"
-        try:
-            with self._runner:
-                self._runner.run(self._app.run(self._ready.set, signals=False))
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ended.set()
-            self._ready.set()

@@ -27,6 +27,7 @@ from weir.commands.options import (
     settings_parameters,
     with_signature,
     write_atomically,
+    write_result,
 )
 from weir.errors import SettingsError
 from weir.settings import Settings, declared_settings
@@ -217,10 +218,7 @@ def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figu
     from weir.profiling.machine import describe_machine
 
     machine = describe_machine()
-    if json == STDOUT:
-        typer.echo(as_json(tables, machine), nl=False)
-    elif json is not None:
-        write_atomically(json, as_json(tables, machine))
+    write_result(as_json(tables, machine), json)
     if markdown is not None:
         write_atomically(markdown, as_markdown(tables, machine))
     if figure is not None:

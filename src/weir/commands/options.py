@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -283,10 +284,10 @@ def check_folder(path: Path) -> None:
         raise SettingsError(f"{path}: cannot be written: {folder} must be a writable directory")
 
 
-def check_drawing() -> None:
-    """Raise SettingsError for --figure if matplotlib is not installed."""
+def check_drawing(option: str = "--figure") -> None:
+    """Raise SettingsError naming `option` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise SettingsError(f"--figure: drawing needs matplotlib; {add_extra('plots')}")
+        raise SettingsError(f"{option}: drawing needs matplotlib; {add_extra('plots')}")
 
 
 def check_results(*files: Path | None, figure: Path | None = None) -> None:
@@ -315,6 +316,19 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_result(text: str, path: Path | None) -> None:
+    """Write `text` to the file `path`; - prints it, and None does nothing."""
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+    elif path is not None:
+        write_atomically(path, text)
+
+
+def write_json(document: Any, path: Path | None) -> None:
+    """Write `document` as JSON to `path`, see write_result."""
+    write_result(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n", path)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically
+from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_json
 from weir.errors import SettingsError
 from weir.figures import short
 
@@ -290,14 +290,12 @@ def _write(
     """Print the heading and the table, and write `compared` to the file `json`, if there is one; to stdout, only that. The first `texts` columns are
     names, of which a narrow terminal wraps the last.
     """
-    import msgspec
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
+    write_json(compared.to_dict(), json)
     if json == STDOUT:
-        typer.echo(text, nl=False)
         return
     columns, *rows = table_of()
     shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -311,5 +309,3 @@ def _write(
     console = Console(highlight=False)
     console.print(compared.heading(), markup=False, soft_wrap=True)
     print_table(console, shown)
-    if json is not None:
-        write_atomically(json, text)

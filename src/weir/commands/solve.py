@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically
+from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically, write_json
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json:
     solution: Solution = solve_rate(profile, rate, prices, clock=perf_counter)
     if json != STDOUT:
         show_solution(solution, values)
-    _write_json(about_solution(solution), json)
+    write_json(about_solution(solution), json)
 
 
 def _solve_bank(
@@ -125,21 +125,9 @@ def _solve_bank(
     if json != STDOUT:
         show_bank(bank, rules)
         typer.echo(f"solved in {seconds:.2f} s; written: {path}")
-    _write_json(about_bank(bank, rules), json)
+    write_json(about_bank(bank, rules), json)
     if figure is not None:
         _draw(bank, rules, figure)
-
-
-def _write_json(document: dict[str, Any], path: Path | None) -> None:
-    if path is None:
-        return
-    import msgspec
-
-    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-    if path == STDOUT:
-        typer.echo(text, nl=False)
-    else:
-        write_atomically(path, text)
 
 
 def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:

@@ -5,20 +5,16 @@ with weir.embedding.serve("./bge-small-en", port=0) as server:
 """
 
 import asyncio
-import contextlib
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-import uvloop
 from prometheus_client.registry import Collector
 
-from weir.app import App
+from weir.app import App, ServerThread
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext, ProductInFronts
@@ -270,7 +266,7 @@ async def compose(settings: Settings, progress: Callable[[str], Progress]) -> Te
     return TextServer(settings._replace(models=product.models), product)
 
 
-class EmbeddingServer:
+class EmbeddingServer(ServerThread):
     """A server of text models in a thread of this process.
 
     Each of `directories` is DIRECTORY or NAME=DIRECTORY, where an id on the Hugging Face Hub may stand for the directory; without any, the small model that can be installed is served. The settings are those of
@@ -288,23 +284,12 @@ class EmbeddingServer:
         checked = given_settings([os.fspath(directory) for directory in directories], settings)
         with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this thread
             server = thread.submit(asyncio.run, compose(checked, lambda name: no_progress)).result()
-        self._app = App(server.settings, product=server.product)
-        self._runner: asyncio.Runner
-        self._loop: asyncio.AbstractEventLoop
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.is_ready = threading.Event()
-        self._started_or_ended = threading.Event()  # the server is ready, or has ended before it was
+        super().__init__(App(server.settings, product=server.product), "weir-embedding-server")
 
     @property
     def url(self) -> str:
         """The URL of the HTTP frontend."""
         return self._app.server.address
-
-    @property
-    def addresses(self) -> list[str]:
-        """The URL of each frontend, HTTP first."""
-        return [frontend.address for frontend in self._app.frontends]
 
     @property
     def zmq_ports(self) -> tuple[int, int] | None:
@@ -314,27 +299,12 @@ class EmbeddingServer:
 
     def start(self) -> None:
         """Begin to serve, without waiting for the models. Raises SettingsError if it was called before."""
-        if self._thread is not None:
+        if not self.begin():
             raise SettingsError("this server has been started already")
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._loop = self._runner.get_loop()
-        self._thread = threading.Thread(target=self._run, name="weir-embedding-server", daemon=True)
-        self._thread.start()
-
-    def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Wait until all models are loaded. Raises the error with which the start failed, and TimeoutError after `timeout` seconds."""
-        if not self._started_or_ended.wait(timeout):
-            raise TimeoutError(f"the models are not loaded after {timeout:g} s")
-        if self._error is not None:
-            raise self._error
 
     def close(self) -> None:
         """Finish all accepted requests, and end the server. Idempotent."""
-        if self._thread is None:
-            return
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the server has ended already
-            self._loop.call_soon_threadsafe(self._app.end)
-        self._thread.join()
+        self.end()
 
     @staticmethod
     def shutdown(
@@ -367,35 +337,12 @@ class EmbeddingServer:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the server has ended, by `close` or by a request, for at most `timeout` seconds."""
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join(timeout)
 
     def __enter__(self) -> Self:
         self.start()
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        try:
-            with self._runner:
-                self._runner.run(self._app.run(self._ready, signals=False))
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._started_or_ended.set()
-
-    def _ready(self) -> None:
-        self.is_ready.set()
-        self._started_or_ended.set()
+        return self.loaded()
 
 
 def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "EmbeddingTransport":

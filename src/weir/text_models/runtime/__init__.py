@@ -191,11 +191,12 @@ def open_runtime(
     Raises SettingsError if the runtime is not installed, or cannot do what the recipe states.
     """
     if computing.runtime == "torch":
-        from weir.text_models.runtime.torch import open_torch as open_it
-    elif computing.runtime == "onnx":
-        from weir.text_models.runtime.onnx import open_onnx as open_it
-    else:
-        from weir.text_models.runtime.onnx import open_onnx_file as open_it
+        from weir.text_models.runtime.torch import open_torch
+
+        return open_torch(checkpoint, recipe, computing, share, device)
+    from weir.text_models.runtime.onnx import open_onnx, open_onnx_file
+
+    open_it = open_onnx if computing.runtime == "onnx" else open_onnx_file
     return open_it(checkpoint, recipe, computing, share, device)
 
 
