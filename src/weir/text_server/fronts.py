@@ -175,11 +175,12 @@ class FrontTextRequest(FastTextRequest):
 
     __slots__ = ()
 
-    def _end_with(self, error: Exception) -> None:
+    def end_with(self, error: Exception) -> None:
+        """See FastTextRequest."""
         if isinstance(error, HandedOver):
             self._connection.hand_over(self._plan, self.payload)
         else:
-            super()._end_with(error)
+            super().end_with(error)
 
 
 @dataclass

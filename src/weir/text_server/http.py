@@ -417,7 +417,7 @@ class FastTextRequest:
         try:
             self._work = work = self._texts.endpoint.work(exchange, self._headers, self.payload)
         except WeirError as error:
-            return self._refuse(error)
+            return self.fail(error)
         if exchange.model not in self._models or not _has_small_response(work):
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, self._connection.peer)
@@ -425,7 +425,7 @@ class FastTextRequest:
             self._withdraw = exchange.begin_one(work, self._one_answered)
         except WeirError as error:
             exchange.received(1)
-            return self._answer(exchange.refusal(error))
+            return self.fail(error)
         if self._withdraw is None:
             self._run(self._answered())
 
@@ -438,7 +438,7 @@ class FastTextRequest:
         self._withdraw = None
         texts, exchange = self._texts, self._exchange
         if isinstance(encoded, WeirError):
-            return self._end_with(encoded)
+            return self.end_with(encoded)
         if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
             return self._run(self._answered(encoded))
         try:
@@ -459,12 +459,12 @@ class FastTextRequest:
                 encoded = encoded or await exchange.run(self._work)
                 answer = await texts.response(exchange, self._work, encoded, self._head, len(self.payload))
         except Exception as error:
-            self._end_with(error)
+            self.end_with(error)
         else:
             self._answer(answer)
 
-    def _end_with(self, error: Exception) -> None:
-        """Answer with `error`."""
+    def end_with(self, error: Exception) -> None:
+        """Send the response for `error`, with which the encoder ended the request."""
         self._answer(self._failed(error))
 
     def _failed(self, error: Exception) -> HttpResponse:
@@ -479,9 +479,6 @@ class FastTextRequest:
 
     def fail(self, error: Exception) -> None:
         """See HotRequest."""
-        self._refuse(error)
-
-    def _refuse(self, error: Exception) -> None:
         answer = self._exchange.refusal(error)
         answer.headers.extend(echo_headers(self._head))
         self._connection.answer(self._plan, answer)

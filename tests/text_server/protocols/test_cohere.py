@@ -10,7 +10,6 @@ from tests.text_server.protocols.test_tei import TEXTS
 from tests.text_server.served_texts import Standing, post
 
 from weir.text_models.packing import Packing, quantized
-from weir.text_server.texts import TextOptions
 
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 
@@ -34,16 +33,6 @@ def test_the_first_version_answers_a_list(plain: Standing) -> None:
     np.testing.assert_array_equal(np.array(answer["embeddings"], np.float32), EXPECTED)
     typed = plain.post("/v1/embed", {"texts": TEXTS, "embedding_types": ["int8"]}).json()
     assert list(typed["embeddings"]) == ["int8"]
-
-
-@subcases(("said", "expected"), [
-    ({"truncate": "NONE"}, {"truncate": False}), ({"truncate": "START"}, {"truncate": True, "truncate_left": True}),
-    ({"truncate": "END"}, {"truncate": True, "truncate_left": False}), ({"output_dimension": 4}, {"dimensions": 4}),
-    ({"input_type": "search_query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": "passage"}),
-])  # fmt: skip
-def test_options_are_passed_on(said: Any, expected: Any, prompted: Standing) -> None:
-    assert prompted.post("/v2/embed", {"texts": ["a"], "input_type": "clustering", **said}).status_code == 200
-    assert prompted.encoder.heard[-1].query.options == TextOptions(**expected)
 
 
 def test_texts_may_come_as_content(plain: Standing) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.described import body_faults
 from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder
-from tests.text_server.served_texts import Served, Standing, apis_of, described, message_of
+from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of, described, message_of
 
 from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
 from weir.frontends.http.application import HTTP_FRONTENDS
@@ -15,7 +16,7 @@ from weir.protocols import HttpSettings
 from weir.text_models.texts import TextOutput
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
-from weir.text_server.texts import TextFacts, TextTask
+from weir.text_server.texts import TextFacts, TextOptions, TextTask
 
 MAX_BODY = 1000  # bytes
 INFINITY_RERANK = "/rerank?of=infinity"
@@ -76,6 +77,19 @@ def test_an_error_of_the_encoder_has_its_status_in_the_form_of_the_api(
     assert not handed_over or path == "/embed_all"  # the fast path answers, except with vectors of tokens
 
 
+SMALL: list[tuple[str, Any]] = [
+    *((path, EXAMPLES[path]) for path in sorted(EXAMPLES.keys() - {"/embed_all", "/embed_sparse", "/predict_tokens"})),
+    ("/embed?once=1", {"inputs": "a"}), ("/v1/embeddings", {"input": ["a", "b"], "outputs": ["dense", "sparse"]}),
+    ("/rerank", {"query": "a", "texts": ["b"] * MAX_TEXTS}), ("/v2/rerank", {"query": "a", "documents": ["b"] * MAX_TEXTS}),
+]  # fmt: skip
+
+
+@subcases(("path", "said"), SMALL)
+def test_small_calls_stay_on_the_fast_path(path: str, said: Any, standing: Standing, handed_over: list[bytes]) -> None:
+    assert standing.post(path, said).status_code == 200
+    assert not handed_over
+
+
 @subcases("path", ENCODING)
 def test_an_error_of_a_text_names_the_field_and_the_place(
     path: str, standing: Standing, encoder: HashingEncoder
@@ -118,6 +132,39 @@ def test_a_body_that_cannot_be_read_is_refused(path: str, standing: Standing) ->
         assert answer.headers.get_list("x-request-id") == ["r1"] and answer.json().keys() >= KEYS[path]
         assert path not in TEI or answer.json()["error_type"] == "Validation"
         assert path not in OPENAI or status != 413 or answer.json()["error"]["code"] == "request_too_large"
+
+
+@subcases(("path", "said", "options"), [
+    ("/v1/embeddings", {"prompt": "query: "}, {"prompt": "query: "}), ("/v1/embeddings", {"prompt_name": "query"}, {"prompt": "query"}),
+    ("/v1/embeddings", {"input_type": "query"}, {"prompt": "query"}), ("/v1/embeddings", {"input_type": "search_document"}, {"prompt": "passage"}),
+    ("/v1/embeddings", {"task": "retrieval.query"}, {"prompt": "query"}), ("/v1/embeddings", {"input_type": "clustering"}, {}),
+    ("/embeddings", {"input_type": "passage"}, {"prompt": "passage"}),
+    ("/v1/embeddings", {"instruction": "Find the dam"}, {"prompt": "Instruct: Find the dam\nQuery:"}),
+    ("/v1/embeddings", {"instruction": "x", "input_type": "document"}, {"prompt": "passage"}),
+    ("/v1/embeddings", {"truncation_direction": "left"}, {"truncate_left": True}), ("/v1/embeddings", {"truncation_side": "left"}, {"truncate_left": True}),
+    ("/v1/embeddings", {"truncate_prompt_tokens": 3}, {"max_tokens": 3}), ("/embeddings", {"truncate_prompt_tokens": -1}, {"truncate": True}),
+    ("/embed", {"truncate": True, "truncation_direction": "Left"}, {"truncate": True, "truncate_left": True}),
+    ("/embed", {"truncate": False, "truncation_direction": "right"}, {"truncate": False, "truncate_left": False}),
+    ("/embed", {"prompt_name": "query", "dimensions": 3}, {"prompt": "query", "dimensions": 3}), ("/embed", {"prompt_name": None}, {}),
+    ("/v2/embed", {"input_type": "search_query", "truncate": "NONE"}, {"prompt": "query", "truncate": False}),
+    ("/v2/embed", {"truncate": "START"}, {"prompt": "passage", "truncate": True, "truncate_left": True}),
+    ("/v1/embed", {"truncate": "END"}, {"prompt": "passage", "truncate": True, "truncate_left": False}),
+    ("/v1/embed", {"input_type": "clustering", "output_dimension": 4}, {"dimensions": 4}),
+    ("/encode", {"prompt": "query", "is_tokenized": None, "show_tokens": True}, {"prompt": "query", "want_tokens": True}),
+])  # fmt: skip
+def test_options_are_passed_on(path: str, said: Any, options: dict[str, Any], prompted: Standing) -> None:
+    assert prompted.post(path, {**EXAMPLES[path], **said}).status_code == 200
+    assert prompted.encoder.heard[-1].query.options == TextOptions(**options)
+
+
+@subcases(("path", "given"), [
+    ("/rerank", {"query": "a", "texts": ["b"]}), ("/rerank", {"query": "a", "documents": ["b"]}),
+    ("/tokenize", {"inputs": ["b"]}), ("/tokenize", {"prompt": "b"}),
+])  # fmt: skip
+def test_a_path_of_two_products_is_described_for_both(path: str, given: dict[str, Any]) -> None:
+    last = list(given)[-1]
+    assert body_faults(described(), path, given) == []
+    assert body_faults(described(), path, {**given, last: 5}) and body_faults(described(), path, {"query": "a"})
 
 
 ODD: tuple[Any, ...] = (

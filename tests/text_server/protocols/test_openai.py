@@ -71,20 +71,6 @@ def test_the_stock_client_that_blocks_gets_them_too() -> None:
     np.testing.assert_array_equal(answer.data[0].embedding, EXPECTED[0])
 
 
-@subcases(("said", "options"), [
-    ({"prompt": "query: "}, {"prompt": "query: "}), ({"prompt_name": "query"}, {"prompt": "query"}),
-    ({"input_type": "query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": "passage"}),
-    ({"task": "retrieval.query"}, {"prompt": "query"}), ({"input_type": "clustering"}, {}), ({"input_type": "passage"}, {"prompt": "passage"}),
-    ({"instruction": "Find the dam"}, {"prompt": "Instruct: Find the dam\nQuery:"}),
-    ({"instruction": "x", "input_type": "document"}, {"prompt": "passage"}),
-    ({"truncation_direction": "left"}, {"truncate_left": True}), ({"truncation_side": "left"}, {"truncate_left": True}),
-    ({"truncate_prompt_tokens": 3}, {"max_tokens": 3}), ({"truncate_prompt_tokens": -1}, {"truncate": True}),
-])  # fmt: skip
-def test_options_are_passed_on(said: Any, options: dict[str, Any], prompted: Standing) -> None:
-    assert prompted.post(PATH, {"input": "one", **said}).status_code == 200
-    assert prompted.encoder.heard[-1].query.options == TextOptions(**options)
-
-
 @subcases("field", ["encoding_format", "embedding_type"])
 def test_vectors_may_be_packed_after_they_are_cut(field: str, plain: Standing) -> None:
     for packing in ("int8", "uint8", "binary", "ubinary"):

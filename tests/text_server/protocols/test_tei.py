@@ -10,7 +10,7 @@ from tests.text_server.hashing import HashingEncoder, labeller, ranker, vector_o
 from tests.text_server.served_texts import MAX_TEXTS, Standing, asked, post, served
 
 from weir.text_models.packing import unit_vectors
-from weir.text_server.texts import TextFacts, TextOptions
+from weir.text_server.texts import TextFacts
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 UNIT = unit_vectors(np.stack([vector_of(text) for text in TEXTS]))
@@ -37,17 +37,6 @@ def test_vectors_have_length_one_and_the_headers_tell_the_work(path: str, plain:
     answer = plain.post(path, {"inputs": TEXTS, "parameters": {}, "options": {"wait_for_model": True}})
     np.testing.assert_allclose(answer.json(), UNIT, rtol=1e-6)
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-
-
-@subcases(("said", "expected"), [
-    ({"truncate": True, "truncation_direction": "Left"}, {"truncate": True, "truncate_left": True}),
-    ({"truncate": False, "truncation_direction": "right"}, {"truncate": False, "truncate_left": False}),
-    ({"prompt_name": "query", "dimensions": 3}, {"prompt": "query", "dimensions": 3}),
-    ({"prompt_name": None}, {"prompt": None}),
-])  # fmt: skip
-def test_options_are_passed_on(said: Any, expected: Any, prompted: Standing) -> None:
-    assert prompted.post("/embed", {"inputs": "one", "normalize": False, **said}).status_code == 200
-    assert prompted.encoder.heard[-1].query.options == TextOptions(**expected)
 
 
 def test_inputs_are_texts_or_token_ids(plain: Standing) -> None:

@@ -131,6 +131,21 @@ def test_tokens_are_shown_and_put_together_again(stub: Stub) -> None:
     assert [each.text for each in many] == ["[CLS] do it [SEP]"] * 2
 
 
+def test_calls_are_counted_as_those_of_http(stub: Stub, urls: tuple[str, str]) -> None:
+    def counted() -> dict[str, float]:
+        lines = httpx.get(urls[0] + "/metrics").text.splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    ok, refused = (f'weir_text_calls_total{{code="{code}",frontend="tei",model="plain"}}' for code in (200, 400))
+    before = counted()
+    stub.TokenizeTokenize(made("EncodeRequest", inputs="do it"))
+    stub.TokenizeDecode(made("DecodeRequest", ids=[5]))
+    with pytest.raises(grpc.RpcError):
+        stub.EmbedEmbed(made("EmbedRequest", inputs="it", prompt_name="other"))
+    after = counted()
+    assert [after[name] - before.get(name, 0) for name in (ok, refused)] == [2, 1]
+
+
 def test_the_first_model_is_described(stub: Stub) -> None:
     info = stub.InfoInfo(made("InfoRequest"))
     assert (info.model_id, info.model_type, info.max_input_length) == ("plain", 0, 8)
