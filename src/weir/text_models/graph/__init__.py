@@ -64,6 +64,9 @@ class Output(NamedTuple):
     shape: Sequence[str | int]
 
 
+Value = str | float | Sequence[int]  # the name of a value, or a constant: a number, or a list of whole numbers
+
+
 class Assembly:
     """A graph under construction. Values are identified by strings, as in ONNX. `weights_file` is the name of the file for large weights."""
 
@@ -81,24 +84,26 @@ class Assembly:
             self._inputs.append(onnx().helper.make_tensor_value_info(name, _onnx_type(dtype), list(shape)))
         return name
 
-    def add(self, operator: str, *inputs: str, domain: str = "", result: str = "", **attributes: Any) -> str:
-        """Add an operator with one output, and return the output's name."""
+    def add(self, operator: str, *inputs: Value, domain: str = "", result: str = "", **attributes: Any) -> str:
+        """Add an operator with one output, and return the output's name. An input may be a number or a list of numbers: a constant of float32 or int64."""
         return self.add_several(operator, inputs, 1, domain=domain, results=(result,) if result else (), **attributes)[
             0
         ]
 
     def add_several(
-        self, operator: str, inputs: Sequence[str], count: int, *, domain: str = "", results: Sequence[str] = (), **attributes: Any
+        self, operator: str, inputs: Sequence[Value], count: int, *, domain: str = "", results: Sequence[str] = (), **attributes: Any
     ) -> list[str]:  # fmt: skip
-        """Add an operator with `count` outputs, and return their names."""
+        """Add an operator with `count` outputs, and return their names; see `add`."""
+        read = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         here = f"{operator}-{len(self._nodes)}"
         names = list(results) or [f"{here}.{place}" for place in range(count)]
-        node = onnx().helper.make_node(operator, list(inputs), names, name=here, domain=domain, **attributes)
+        node = onnx().helper.make_node(operator, read, names, name=here, domain=domain, **attributes)
         self._nodes.append(node)
         return names
 
-    def constant(self, values: Any, dtype: str) -> str:
-        """Add a small constant and return its name. Equal constants are added once."""
+    def constant(self, values: Any, dtype: str = "") -> str:
+        """Add a small constant, by default of float32 for a float and else of int64, and return its name. Equal constants are added once."""
+        dtype = dtype or ("float32" if isinstance(values, float) else "int64")
         array = np.asarray(values, dtype=dtype)
         return self.weight(f"constant-{dtype}-{array.shape}-{array.tolist()}", array)
 

@@ -153,15 +153,12 @@ class OutputLayers:
 
     def cut(self, value: str, dimensions: int) -> str:
         """Return the first `dimensions` numbers of each vector."""
-        zero, end, last = (self._assembly.constant([number], "int64") for number in (0, dimensions, -1))
-        return self._assembly.add("Slice", value, zero, end, last)
+        return self._assembly.add("Slice", value, [0], [dimensions], [-1])
 
     def normalize(self, value: str) -> str:
         """Return the vectors scaled to length 1; a vector of zeros stays zeros."""
-        length = self._assembly.add("ReduceL2", value, self._assembly.constant([-1], "int64"), keepdims=1)
-        return self._assembly.add(
-            "Div", value, self._assembly.add("Max", length, self._assembly.constant(_LEAST_LENGTH, "float32"))
-        )
+        length = self._assembly.add("ReduceL2", value, [-1], keepdims=1)
+        return self._assembly.add("Div", value, self._assembly.add("Max", length, _LEAST_LENGTH))
 
     def _model_layer(self, value: str, name: str, activation: str = "identity") -> str:
         return self._layer(value, name, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"), activation)
@@ -218,17 +215,17 @@ class PoolingLayers:
 
         It is the largest, or the sum over the tokens, of log(1 + number), 0 for numbers below 0. Source: Formal et al. 2021, equations 1 and 6.
         """
-        add, one = self._assembly.add, self._assembly.constant(1.0, "float32")
+        add = self._assembly.add
         if not head.sums:  # the logarithm of the largest is the largest logarithm
             self._weights = self._weights or self._assembly.input("pool", "float32", ("batch", "length"))
             self.value = self._highest(self._weights)
         value = add("Relu", self.value)
         for _ in range(1 + head.twice):
-            value = add("Log", add("Add", value, one))
+            value = add("Log", add("Add", value, 1.0))
         if not head.sums:
             return value
         self.value = value
-        return add("ReduceSum", self.counted(), self._assembly.constant([1], "int64"), keepdims=0)
+        return add("ReduceSum", self.counted(), [1], keepdims=0)
 
     def mean_of(self, value: str) -> str:
         """Return the mean of another value [batch, length, size] over the tokens of each text."""
@@ -236,35 +233,32 @@ class PoolingLayers:
 
     def first(self) -> str:
         """Return the value of each text's first token, [batch, size]."""
-        return self._assembly.add("Gather", self.value, self._assembly.constant(0, "int64"), axis=1)
+        return self._assembly.add("Gather", self.value, 0, axis=1)
 
     def _last(self) -> str:
         """Return the value of each text's last token, [batch, size]."""
-        one = self._assembly.constant([1], "int64")
-        count = self._assembly.add("ReduceSum", self._assembly.add("Cast", "mask", to=_INT64), one, keepdims=1)
-        place = self._assembly.add("Sub", count, one)
+        count = self._assembly.add("ReduceSum", self._assembly.add("Cast", "mask", to=_INT64), [1], keepdims=1)
+        place = self._assembly.add("Sub", count, [1])
         return self._assembly.add("GatherND", self.value, place, batch_dims=1)
 
     def last_but(self, passed_over: int) -> str:
         """Return the value of each text's last token other than `passed_over`, [batch, size]; of a text of nothing else that of its first."""
-        add, one = self._assembly.add, self._assembly.constant([1], "int64")
+        add = self._assembly.add
         mask = add("Cast", "mask", to=_INT64)
         other = add("Not", add("Equal", "ids", self._assembly.constant(passed_over, "int32")))
         counted = add(
             "Mul",
-            add("CumSum", mask, self._assembly.constant(1, "int64")),
+            add("CumSum", mask, 1),
             add("Mul", mask, add("Cast", other, to=_INT64)),
         )
-        last = add("Max", add("ReduceMax", counted, one, keepdims=1), one)
-        return add("GatherND", self.value, add("Sub", last, one), batch_dims=1)
+        last = add("Max", add("ReduceMax", counted, [1], keepdims=1), [1])
+        return add("GatherND", self.value, add("Sub", last, [1]), batch_dims=1)
 
     def _mean(self, weights: str, root: bool = False, value: str = "") -> str:
-        row = self._assembly.add("Unsqueeze", weights, self._assembly.constant([1], "int64"))
-        total = self._assembly.add(
-            "Squeeze", self._assembly.add("MatMul", row, value or self.value), self._assembly.constant([1], "int64")
-        )
-        count = self._assembly.add("ReduceSum", weights, self._assembly.constant([1], "int64"), keepdims=1)
-        count = self._assembly.add("Max", count, self._assembly.constant(_LEAST, "float32"))
+        row = self._assembly.add("Unsqueeze", weights, [1])
+        total = self._assembly.add("Squeeze", self._assembly.add("MatMul", row, value or self.value), [1])
+        count = self._assembly.add("ReduceSum", weights, [1], keepdims=1)
+        count = self._assembly.add("Max", count, _LEAST)
         return self._assembly.add("Div", total, self._assembly.add("Sqrt", count) if root else count)
 
     def _hierarchical(self, weights: str) -> str:
@@ -275,41 +269,38 @@ class PoolingLayers:
         column = self._column(weights)
         sums = self._in_windows(self._assembly.add("Mul", self.value, column))
         counts = self._in_windows(column)
-        least = self._assembly.constant(_LEAST, "float32")
-        means = self._assembly.add("Div", sums, self._assembly.add("Max", counts, least))
-        total = self._assembly.add("ReduceSum", column, self._assembly.constant([1], "int64"), keepdims=1)
-        full = self._assembly.constant(self._window, "float32")
+        means = self._assembly.add("Div", sums, self._assembly.add("Max", counts, _LEAST))
+        total = self._assembly.add("ReduceSum", column, [1], keepdims=1)
+        full = float(self._window)
         share = self._assembly.add("Div", self._assembly.add("Min", total, full), full)
-        enough = self._assembly.add("Sub", share, self._assembly.constant(0.5 / self._window, "float32"))
-        wanted = self._assembly.add("Greater", counts, self._assembly.add("Max", enough, least))
+        enough = self._assembly.add("Sub", share, 0.5 / self._window)
+        wanted = self._assembly.add("Greater", counts, self._assembly.add("Max", enough, _LEAST))
         return self._highest_of(means, wanted)
 
     def _in_windows(self, value: str) -> str:
         """Return the mean of `value` over the window that begins at each place, with zeros after the end: [batch, length, size]."""
-        one = self._assembly.constant([1], "int64")
-        image = self._assembly.add("Unsqueeze", value, one)
+        image = self._assembly.add("Unsqueeze", value, [1])
         pooled = self._assembly.add(
             "AveragePool", image, kernel_shape=[self._window, 1], pads=[0, 0, self._window - 1, 0], count_include_pad=1
         )
-        return self._assembly.add("Squeeze", pooled, one)
+        return self._assembly.add("Squeeze", pooled, [1])
 
     def _highest(self, weights: str) -> str:
-        counts = self._assembly.add("Greater", self._column(weights), self._assembly.constant(0, "float32"))
+        counts = self._assembly.add("Greater", self._column(weights), 0.0)
         return self._highest_of(self.value, counts)
 
     def _highest_of(self, value: str, counts: str) -> str:
-        zero = self._assembly.constant(0, "float32")
-        seen = self._assembly.add("Where", counts, value, self._assembly.constant(_LOWEST, "float32"))
-        highest = self._assembly.add("ReduceMax", seen, self._assembly.constant([1], "int64"), keepdims=0)
-        any_counts = self._assembly.add("Greater", highest, self._assembly.constant(_LOWEST, "float32"))
-        return self._assembly.add("Where", any_counts, highest, zero)
+        seen = self._assembly.add("Where", counts, value, _LOWEST)
+        highest = self._assembly.add("ReduceMax", seen, [1], keepdims=0)
+        any_counts = self._assembly.add("Greater", highest, _LOWEST)
+        return self._assembly.add("Where", any_counts, highest, 0.0)
 
     def _column(self, weights: str) -> str:
-        return self._assembly.add("Unsqueeze", weights, self._assembly.constant([-1], "int64"))
+        return self._assembly.add("Unsqueeze", weights, [-1])
 
     def _places(self, weights: str) -> str:
         """Return 1, 2, 3 ... for the tokens that count, [batch, length]."""
-        return self._assembly.add("CumSum", weights, self._assembly.constant(1, "int64"))
+        return self._assembly.add("CumSum", weights, 1)
 
 
 def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Graph:
@@ -351,7 +342,7 @@ def _computed(assembly: Assembly, checkpoint: "Checkpoint", recipe: Recipe) -> s
     if recipe.pooling is not Pooling.TOKENS or late is None or not late.expands_to or late.attends:
         return ""
     pool = assembly.input("pool", "float32", ("batch", "length"))
-    return assembly.add("Cast", assembly.add("Greater", pool, assembly.constant(0, "float32")), to=_INT32)
+    return assembly.add("Cast", assembly.add("Greater", pool, 0.0), to=_INT32)
 
 
 class _Parts:

@@ -42,8 +42,7 @@ class PaddedRows:
 
     def by_position(self, table: str) -> str:
         """Return the row of `table` [positions, size] for the position of each row in its text."""
-        zero = self._assembly.constant([0], "int64")
-        return self._assembly.add("Slice", table, zero, self._length, zero)
+        return self._assembly.add("Slice", table, [0], self._length, [0])
 
     def unpack(self, rows: str) -> str:
         """Return `rows` as [batch, length, size]."""
@@ -55,8 +54,7 @@ class PaddedRows:
 
     def split(self, rows: str, count: int, size: int) -> list[str]:
         """Split `rows` [batch, length, count · size] into `count` values [batch, length, size]."""
-        sizes = self._assembly.constant([size] * count, "int64")
-        return self._assembly.add_several("Split", [rows, sizes], count, axis=-1)
+        return self._assembly.add_several("Split", [rows, [size] * count], count, axis=-1)
 
 
 class PackedRows:
@@ -71,10 +69,10 @@ class PackedRows:
         self._assembly = assembly
         found = assembly.add("NonZero", mask)
         self._cells = assembly.add("Transpose", found, perm=[1, 0])
-        self._columns = assembly.add("Gather", found, self._long(1))
+        self._columns = assembly.add("Gather", found, 1)
         # For each cell of [batch, length] the index of its row. A cell of padding gets the row of another token, which attention masks.
-        flat = assembly.add("Reshape", mask, self._long([-1]))
-        number = assembly.add("Sub", assembly.add("CumSum", flat, self._long(0)), self._int(1))
+        flat = assembly.add("Reshape", mask, [-1])
+        number = assembly.add("Sub", assembly.add("CumSum", flat, 0), self._int(1))
         number = assembly.add("Max", number, self._int(0))
         self._numbers = assembly.add("Reshape", number, assembly.add("Shape", ids))
         self._parts: dict[int, list[str]] = {}
@@ -89,8 +87,7 @@ class PackedRows:
 
     def first(self, rows: str) -> str:
         """Return the first row of each text: [batch, 1, size]."""
-        zero, one = self._long([0]), self._long([1])
-        return self._assembly.add("Gather", rows, self._assembly.add("Slice", self._numbers, zero, one, one))
+        return self._assembly.add("Gather", rows, self._assembly.add("Slice", self._numbers, [0], [1], [1]))
 
     def unpack(self, rows: str) -> str:
         """Return `rows` as [batch, length, size]; padding has the values of any token."""
@@ -98,7 +95,7 @@ class PackedRows:
 
     def split(self, rows: str, count: int, size: int) -> list[str]:
         """Split `rows` [tokens, count · size] into `count` values [batch, length, size], each unpacked with one copy."""
-        parts = self._assembly.add("Reshape", rows, self._long([-1, size]))
+        parts = self._assembly.add("Reshape", rows, [-1, size])
         if count not in self._parts:
             begin = self._assembly.add("Mul", self._numbers, self._int(count))
             self._parts[count] = [self._assembly.add("Add", begin, self._int(part)) for part in range(count)]
@@ -110,9 +107,6 @@ class PackedRows:
 
     def _int(self, value: int) -> str:
         return self._assembly.constant(value, "int32")
-
-    def _long(self, value: int | list[int]) -> str:
-        return self._assembly.constant(value, "int64")
 
 
 class EncoderLayers:
@@ -201,25 +195,24 @@ class EncoderLayers:
         assembly, architecture = self._assembly, self._architecture
         padding = assembly.add("Equal", self._ids, assembly.constant(architecture.position_offset - 1, "int32"))
         tokens = assembly.add("Cast", assembly.add("Not", padding), to=_INT64)
-        one = assembly.constant(1, "int64")
-        positions = assembly.add("Sub", assembly.add("CumSum", tokens, one), one)
-        positions = assembly.add("Where", padding, assembly.constant(architecture.max_length, "int64"), positions)
+        positions = assembly.add("Sub", assembly.add("CumSum", tokens, 1), 1)
+        positions = assembly.add("Where", padding, architecture.max_length, positions)
         return assembly.add("Gather", table, self.rows.select(positions))
 
     def _distance_bias(self) -> str:
         """Return the bias [1, heads, length, length] that attention adds for the distance of two tokens. All layers use it."""
         assembly, longest = self._assembly, self._architecture.max_length
         table = distance_table(self._weights["relative_bias"], longest)
-        zero, one = assembly.constant(0, "int64"), assembly.constant(1, "int64")
-        first, second = assembly.constant([0], "int64"), assembly.constant([1], "int64")
-        length = assembly.add("Squeeze", assembly.add("Shape", self._ids, start=1, end=2), first)
-        places = assembly.add("Range", zero, length, one)
-        distances = assembly.add(
-            "Sub", assembly.add("Unsqueeze", places, first), assembly.add("Unsqueeze", places, second)
-        )
-        rows = assembly.add("Add", distances, assembly.constant(longest - 1, "int64"))
+        rows = assembly.add("Add", self._pairs(), longest - 1)
         found = assembly.add("Gather", assembly.weight("distances", table.astype(self._numbers.dtype)), rows)
-        return assembly.add("Unsqueeze", assembly.add("Transpose", found, perm=[2, 0, 1]), first)
+        return assembly.add("Unsqueeze", assembly.add("Transpose", found, perm=[2, 0, 1]), [0])
+
+    def _pairs(self) -> str:
+        """Return the place of the key minus the place of the query for all pairs of tokens, int64 [length, length]."""
+        add = self._assembly.add
+        length = add("Squeeze", add("Shape", self._ids, start=1, end=2), [0])
+        places = add("Range", 0, length, 1)
+        return add("Sub", add("Unsqueeze", places, [0]), add("Unsqueeze", places, [1]))
 
     def add_layer(self, index: int) -> str:
         """Add the layer with this index, from 0, and return its output."""
@@ -275,8 +268,7 @@ class EncoderLayers:
         key, value = self.rows.split(key_value, 2, self._architecture.hidden_size)
         self.value = self.rows.first(self.value)
         query = self._numbers.dense(self.value, name + "q", *self._concatenated(name, PARTS[:1]), "identity", ranges)
-        zero, one, two = (self._assembly.constant([number], "int64") for number in range(3))
-        distances = self._distances and self._assembly.add("Slice", self._distances, zero, one, two)
+        distances = self._distances and self._assembly.add("Slice", self._distances, [0], [1], [2])
         return self._multi_head_attention(query, key, value, distances)
 
     def _multi_head_attention(self, query: str, key: str, value: str, distances: str, bias: str = "") -> str:
@@ -391,9 +383,7 @@ class GeneralLayers(EncoderLayers):
             self.value, name + "gate-up", *self._matrices(name, ("gate", "up")), "identity", ranges
         )
         size = self._architecture.intermediate_size
-        gate, up = self._assembly.add_several(
-            "Split", [both, self._assembly.constant([size, size], "int64")], 2, axis=-1
-        )
+        gate, up = self._assembly.add_several("Split", [both, [size, size]], 2, axis=-1)
         return self._assembly.add("Mul", self._numbers.activate(gate, activation), up)
 
     def _matrices(self, name: str, parts: Sequence[str]) -> tuple[Array, Array | None]:
@@ -411,9 +401,7 @@ class GeneralLayers(EncoderLayers):
         if wide == narrow and not sizes.head_norm:
             query, key, value = rows.split(three, 3, wide)
         else:
-            parts = self._assembly.add_several(
-                "Split", [three, self._assembly.constant([wide, narrow, narrow], "int64")], 3, axis=-1
-            )
+            parts = self._assembly.add_several("Split", [three, [wide, narrow, narrow]], 3, axis=-1)
             if sizes.head_norm:
                 parts[:2] = (
                     self._norm_heads(parts[0], name + "query_norm", sizes.heads),
@@ -437,19 +425,17 @@ class GeneralLayers(EncoderLayers):
         """Return 1 for a token with a key in its window that tokens attend to, else 0: what attends to nothing gets zeros. [batch, length, 1]."""
         if window not in self._seeing:
             add, constant = self._assembly.add, self._assembly.constant
-            near = add("Less", add("Abs", self._pairs()), constant(window, "int64"))
-            attended = add("Unsqueeze", add("Greater", self._mask, constant(0, "int32")), constant([1], "int64"))
+            near = add("Less", add("Abs", self._pairs()), window)
+            attended = add("Unsqueeze", add("Greater", self._mask, constant(0, "int32")), [1])
             both = self._numbers.cast(add("And", near, attended), self._numbers.dtype)
-            self._seeing[window] = add("ReduceMax", both, constant([2], "int64"), keepdims=1)
+            self._seeing[window] = add("ReduceMax", both, [2], keepdims=1)
         return self._seeing[window]
 
     def _norm_heads(self, rows: str, name: str, heads: int) -> str:
         """Return `rows` with each head normalized by itself."""
         kept, size = [0] * self.rows.axes, self._architecture.size_of_head
-        apart = self._assembly.add("Reshape", rows, self._assembly.constant([*kept, heads, size], "int64"))
-        return self._assembly.add(
-            "Reshape", self._norm(apart, name), self._assembly.constant([*kept, heads * size], "int64")
-        )
+        apart = self._assembly.add("Reshape", rows, [*kept, heads, size])
+        return self._assembly.add("Reshape", self._norm(apart, name), [*kept, heads * size])
 
     def _turned(self, value: str, index: int) -> str:
         """Return queries or keys [batch, length, heads · size] turned by their positions, if the layer has rotary positions."""
@@ -464,20 +450,17 @@ class GeneralLayers(EncoderLayers):
                 self._assembly.weight(name, table.astype(self._numbers.dtype))
                 for name, table in zip(names, tables, strict=True)
             ]
-        first = self._assembly.constant([0], "int64")
-        return self._assembly.add("RotaryEmbedding", value, first, *self._turns[each], domain=FUSED)
+        return self._assembly.add("RotaryEmbedding", value, [0], *self._turns[each], domain=FUSED)
 
     def _repeated(self, value: str) -> str:
         """Return keys or values with as many heads as queries have."""
-        sizes, constant = self._architecture, self._assembly.constant
+        sizes = self._architecture
         times = sizes.heads // sizes.attended_heads
         if times == 1:
             return value
-        apart = self._assembly.add(
-            "Reshape", value, constant([0, 0, sizes.attended_heads, 1, sizes.size_of_head], "int64")
-        )
-        more = self._assembly.add("Expand", apart, constant([1, 1, 1, times, 1], "int64"))
-        return self._assembly.add("Reshape", more, constant([0, 0, sizes.heads * sizes.size_of_head], "int64"))
+        apart = self._assembly.add("Reshape", value, [0, 0, sizes.attended_heads, 1, sizes.size_of_head])
+        more = self._assembly.add("Expand", apart, [1, 1, 1, times, 1])
+        return self._assembly.add("Reshape", more, [0, 0, sizes.heads * sizes.size_of_head])
 
     def _attention_bias(self, name: str, index: int, query: str, key: str) -> str:
         """Return what is added to the scores of all pairs of tokens, [1 or batch, 1 or heads, length, length]; "" for nothing."""
@@ -489,25 +472,16 @@ class GeneralLayers(EncoderLayers):
         window = sizes.windows[index] if sizes.windows else 0
         return self._visible(window) if window or sizes.causal else ""
 
-    def _pairs(self) -> str:
-        """Return the place of the key minus the place of the query for all pairs of tokens, int64 [length, length]."""
-        add, constant = self._assembly.add, self._assembly.constant
-        length = add("Squeeze", add("Shape", self._ids, start=1, end=2), constant([0], "int64"))
-        places = add("Range", constant(0, "int64"), length, constant(1, "int64"))
-        return add(
-            "Sub", add("Unsqueeze", places, constant([0], "int64")), add("Unsqueeze", places, constant([1], "int64"))
-        )
-
     def _visible(self, window: int) -> str:
         """Return 0 for a key that the query attends to, and a very low number for others, [1, 1, length, length]."""
         if window not in self._masks:
             add, constant, dtype = self._assembly.add, self._assembly.constant, self._numbers.dtype
             pairs = self._pairs()
-            seen = add("Less", add("Abs", pairs), constant(window or 1 << 40, "int64"))
+            seen = add("Less", add("Abs", pairs), window or 1 << 40)
             if self._architecture.causal:
-                seen = add("And", seen, add("LessOrEqual", pairs, constant(0, "int64")))
+                seen = add("And", seen, add("LessOrEqual", pairs, 0))
             mask = add("Where", seen, constant(0.0, dtype), constant(_HIDDEN[dtype], dtype))
-            self._masks[window] = add("Unsqueeze", mask, constant([0, 1], "int64"))
+            self._masks[window] = add("Unsqueeze", mask, [0, 1])
         return self._masks[window]
 
     def _penalties(self) -> str:
@@ -526,13 +500,13 @@ class GeneralLayers(EncoderLayers):
         add, constant = self._assembly.add, self._assembly.constant
         if not self._rows_of_distances:
             table = self._assembly.weight("rows-of-distances", distance_rows(distances, sizes.max_length))
-            pairs, last = self._pairs(), constant(sizes.max_length - 1, "int64")
+            pairs, last = self._pairs(), sizes.max_length - 1
             # [query, key] for words of queries, [key, query] for words of keys: in both, the place of the query minus that of the key.
             back = [
                 add("Gather", table, add("Add", add("Neg", pairs), last)),
                 add("Gather", table, add("Add", pairs, last)),
             ]
-            self._rows_of_distances = [add("Unsqueeze", each, constant([0, 1], "int64")) for each in back]
+            self._rows_of_distances = [add("Unsqueeze", each, [0, 1]) for each in back]
         terms = []
         if distances.to_position:
             terms.append(self._scores_of(name, query, "position_key", "key", self._rows_of_distances[0]))
@@ -548,12 +522,12 @@ class GeneralLayers(EncoderLayers):
         """Return the products of `words` [batch, length, heads · size] with the embedding of the distance to each other place."""
         sizes, distances = self._architecture, self._architecture.distances
         assert distances is not None
-        add, constant = self._assembly.add, self._assembly.constant
+        add = self._assembly.add
         part = f"{name}{shared if distances.shared else own}"
         table = self._distance_embeddings() @ self._weights[f"{part}.weight"].T + self._weights[f"{part}.bias"]
         heads = table.reshape(len(table), sizes.heads, sizes.size_of_head).transpose(1, 2, 0)
         matrix = self._assembly.weight(f"{name}{own}.distances", heads.astype(self._numbers.dtype))
-        apart = add("Reshape", words, constant([0, 0, sizes.heads, sizes.size_of_head], "int64"))
+        apart = add("Reshape", words, [0, 0, sizes.heads, sizes.size_of_head])
         products = add("MatMul", add("Transpose", apart, perm=[0, 2, 1, 3]), matrix)
         shape = add("Shape", products, start=0, end=3)
         length = add("Shape", rows, start=3, end=4)
