@@ -7,7 +7,7 @@ made, calls nothing, and refuses all others. families.py has the names.
 import pickletools
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,122 +220,108 @@ class _Machine:
     """Follows the instructions of a pickle as far as a table of tensors needs them. Nothing that the pickle names is imported or called."""
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
 
     def run(self, pickle: bytes) -> Any:
         """Return the value that the pickle describes. Raises _Unreadable for an instruction or a call that no table of tensors has."""
         for instruction, argument, _ in pickletools.genops(pickle):
             name = instruction.name
             if name == "STOP":
-                return self._stack.pop()
-            if name in _CONSTANTS:
-                self._stack.append(_CONSTANTS[name])
-            elif name in _LITERALS:
-                self._stack.append(argument)
-            elif (step := getattr(self, f"_{name.lower()}", None)) is not None:
-                step(argument)
+                return self.stack.pop()
+            if name in _LITERALS:
+                self.stack.append(argument)
+            elif name in _STEPS:
+                _STEPS[name](self, argument)
             elif name not in ("PROTO", "FRAME"):
                 raise _Unreadable(f"its pickle has the instruction {name}")
         raise _Unreadable("its pickle has no end")
 
-    def _since_mark(self) -> list[Any]:
-        start = self._marks.pop()
-        values = self._stack[start:]
-        del self._stack[start:]
+    def push(self, value: Any) -> None:
+        """Put a value on the stack."""
+        self.stack.append(value)
+
+    def take(self, count: int) -> list[Any]:
+        """Take so many values from the stack; return them in the order in which they were put there."""
+        return self._take_from(len(self.stack) - count)
+
+    def since_mark(self) -> list[Any]:
+        """Take the values since the last mark from the stack."""
+        return self._take_from(self.marks.pop())
+
+    def _take_from(self, start: int) -> list[Any]:
+        values = self.stack[start:]
+        del self.stack[start:]
         return values
 
-    def _mark(self, _: Any) -> None:
-        self._marks.append(len(self._stack))
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._stack.append(_Global(module, name))
-
-    def _stack_global(self, _: Any) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._stack.append(_Global(module, name))
-
-    def _empty_dict(self, _: Any) -> None:
-        self._stack.append({})
-
-    def _empty_list(self, _: Any) -> None:
-        self._stack.append([])
-
-    def _empty_tuple(self, _: Any) -> None:
-        self._stack.append(())
-
-    def _tuple(self, _: Any) -> None:
-        self._stack.append(tuple(self._since_mark()))
-
-    def _tuple1(self, _: Any) -> None:
-        self._stack.append((self._stack.pop(),))
-
-    def _tuple2(self, _: Any) -> None:
-        self._stack[-2:] = [tuple(self._stack[-2:])]
-
-    def _tuple3(self, _: Any) -> None:
-        self._stack[-3:] = [tuple(self._stack[-3:])]
-
-    def _setitem(self, _: Any) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._stack[-1][key] = value
-
-    def _setitems(self, _: Any) -> None:
-        pairs = self._since_mark()
-        self._stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
-
-    def _append(self, _: Any) -> None:
-        value = self._stack.pop()
-        self._stack[-1].append(value)
-
-    def _appends(self, _: Any) -> None:
-        values = self._since_mark()
-        self._stack[-1].extend(values)
-
-    def _put(self, argument: int) -> None:
-        self._memo[argument] = self._stack[-1]
-
-    _binput = _long_binput = _put
-
-    def _memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def _get(self, argument: int) -> None:
-        self._stack.append(self._memo[argument])
-
-    _binget = _long_binget = _get
-
-    def _binpersid(self, _: Any) -> None:
-        """Keep the description of a storage: ("storage", class, key, device, elements)."""
-        kind = self._stack[-1]
-        if not (isinstance(kind, tuple) and len(kind) == 5 and kind[0] == "storage" and isinstance(kind[1], _Global)):
-            raise _Unreadable("its pickle refers to something other than a storage")
-
-    def _build(self, _: Any) -> None:
-        """Drop the attributes of a dictionary: the versions of the modules, which say nothing of the weights."""
-        self._stack.pop()
-        if not isinstance(self._stack[-1], dict):
-            raise _Unreadable("its pickle sets attributes of an object")
-
-    def _reduce(self, _: Any) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
-        if function == _Global("collections", "OrderedDict"):
-            self._stack.append(dict(*arguments))
-        elif function == _Global("torch._utils", "_rebuild_tensor_v2"):
-            (_, kind, key, *_), offset, shape, strides, *_ = arguments
-            self._stack.append(
-                _Stored(kind.name, str(key), int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
-            )
-        elif function == _Global("torch._utils", "_rebuild_parameter"):
-            self._stack.append(arguments[0])
-        else:
-            called = ".".join(function) if isinstance(function, _Global) else "an object"
-            raise _Unreadable(f"its pickle would call {called}")
+def _check_storage(machine: _Machine, _: Any) -> None:
+    """Keep the description of a storage: ("storage", class, key, device, elements)."""
+    kind = machine.stack[-1]
+    if not (isinstance(kind, tuple) and len(kind) == 5 and kind[0] == "storage" and isinstance(kind[1], _Global)):
+        raise _Unreadable("its pickle refers to something other than a storage")
 
 
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+def _drop_attributes(machine: _Machine, _: Any) -> None:
+    """Drop the attributes of a dictionary: the versions of the modules, which say nothing of the weights."""
+    machine.stack.pop()
+    if not isinstance(machine.stack[-1], dict):
+        raise _Unreadable("its pickle sets attributes of an object")
+
+
+def _reduce(machine: _Machine, _: Any) -> None:
+    function, arguments = machine.take(2)
+    if function == _Global("collections", "OrderedDict"):
+        machine.push(dict(*arguments))
+    elif function == _Global("torch._utils", "_rebuild_tensor_v2"):
+        (_, kind, key, *_), offset, shape, strides, *_ = arguments
+        machine.push(_Stored(kind.name, str(key), int(offset), tuple(map(int, shape)), tuple(map(int, strides))))
+    elif function == _Global("torch._utils", "_rebuild_parameter"):
+        machine.push(arguments[0])
+    else:
+        called = ".".join(function) if isinstance(function, _Global) else "an object"
+        raise _Unreadable(f"its pickle would call {called}")
+
+
+def _set_items(machine: _Machine, pairs: list[Any]) -> None:
+    machine.stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def _extend(machine: _Machine, values: list[Any]) -> None:
+    machine.stack[-1].extend(values)
+
+
+def _remember(machine: _Machine, number: int) -> None:
+    machine.memo[number] = machine.stack[-1]
+
+
+# What each instruction does, given its argument.
+_STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "GLOBAL": lambda machine, names: machine.push(_Global(*names.split(" ", 1))),
+    "STACK_GLOBAL": lambda machine, _: machine.push(_Global(*machine.take(2))),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.take(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.take(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.take(3))),
+    "SETITEM": lambda machine, _: _set_items(machine, machine.take(2)),
+    "SETITEMS": lambda machine, _: _set_items(machine, machine.since_mark()),
+    "APPEND": lambda machine, _: _extend(machine, machine.take(1)),
+    "APPENDS": lambda machine, _: _extend(machine, machine.since_mark()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _remember),
+    "MEMOIZE": lambda machine, _: _remember(machine, len(machine.memo)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, number: machine.push(machine.memo[number])),
+    "BINPERSID": _check_storage,
+    "BUILD": _drop_attributes,
+    "REDUCE": _reduce,
+}
 _LITERALS = frozenset({
     "BININT", "BININT1", "BININT2", "INT", "LONG1", "LONG", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINSTRING", "SHORT_BINSTRING",
 })  # fmt: skip
