@@ -663,7 +663,14 @@ async def serve(
         registry,
         HttpServer(context, app, websockets=sockets),
         GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
-        ZeroMqFrontend(texts, ZeroMqSettings(zmq_port=0), control=control, account=context.account),
+        ZeroMqFrontend(
+            texts,
+            ZeroMqSettings(zmq_port=0),
+            control=control,
+            status=status,
+            terminate=lambda: None,
+            account=context.account,
+        ),
     ]
     if certificate:
         certified = dataclasses.replace(http, tls_certfile=certificate, tls_keyfile=key)

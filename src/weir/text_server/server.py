@@ -22,6 +22,7 @@ from weir.frontends.http.application import Added
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
+from weir.protocols.account import Account
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
 from weir.text_server.bert_as_service.http import Encode, Status, stock_fields
@@ -181,7 +182,7 @@ class EmbeddingProduct:
             control=context.control,
             status=self._status,
             terminate=context.end,
-            account=None if context.kserve is None else context.kserve.account,
+            account=Account(context.settings.http) if context.kserve is None else context.kserve.account,
         )
         return [self._zeromq_frontend]
 

@@ -16,6 +16,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.text_server.bert_as_service.client import BertTransport
+from weir.text_server.bert_as_service.http import Status
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
@@ -32,7 +33,7 @@ class Opened:
         self, *, port: int = 0, port_out: int | None = None, http: HttpSettings | None = None, control: ControlSettings | None = None,
         account: Account | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        self._account = account
+        self._account = account or Account(http or HttpSettings())
         self._settings = ZeroMqSettings(zmq_port=port, zmq_port_out=port_out, **settings)
         self._http = http or HttpSettings()
         self._control = Control(control)
@@ -44,9 +45,10 @@ class Opened:
     async def _start(self) -> None:
         self.encoder = Hashing()
         self.counts = TextCounts()
+        context = EmbeddingContext({"hashing": self.encoder, "other": Hashing()}, self._http, 1, self.counts)
         self.frontend = ZeroMqFrontend(
-            EmbeddingContext({"hashing": self.encoder, "other": Hashing()}, self._http, 1, self.counts), self._settings,
-            control=self._control, terminate=self.ended.set, account=self._account,
+            context, self._settings, control=self._control, status=Status(context.encoders, context.clients),
+            terminate=self.ended.set, account=self._account,
         )  # fmt: skip
         await self.frontend.start()
         self.port, self.port_out = self.frontend.port, self.frontend.port_out

@@ -10,8 +10,6 @@ subscriptions, would grow without bound.
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
@@ -69,10 +66,10 @@ class Publisher:
     """
 
     def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
-        self._account = account
+        self.account = account
         self._max_unread = max_unread
         self._grace = grace
-        self._drops = drops
+        self.drops = drops
         self._peers: dict[bytes, set[Peer]] = {}  # subscribers by the exact bytes of their subscription
         self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
         self._unread_peers: set[Peer] = set()  # peers that may have unread responses
@@ -103,7 +100,7 @@ class Publisher:
     def forget(self, peer: Peer) -> None:
         """Forget `peer`, whose connection has ended."""
         self._unread_peers.discard(peer)
-        self._account.give(peer.charged)
+        self.account.give(peer.charged)
         peer.charged = 0
         for topic in list(peer.topics):
             self._remove(peer, topic)
@@ -166,7 +163,7 @@ class Publisher:
 
     def _has_room(self, topic: bytes, size: int) -> bool:
         taken = self._reserved[topic] + min((peer.unread for peer in self._subscribers(topic)), default=0)
-        return not taken or (taken + size <= self._max_unread and not self._account.over)
+        return not taken or (taken + size <= self._max_unread and not self.account.over)
 
     def _wake_waiting(self, topic: bytes) -> None:
         """Reserve room for callers of `room` on this topic, in order, as far as there is any."""
@@ -198,7 +195,7 @@ class Publisher:
     def _write(self, peer: Peer, frames: Frames) -> None:
         unread = peer.unread
         if unread > self._max_unread or self._exceeds_share(unread):
-            self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
+            self.drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
             return
         peer.write(pack(frames))
         if peer.unread:
@@ -212,19 +209,19 @@ class Publisher:
 
     def _charge(self, peer: Peer) -> None:
         """Charge the account for what `peer` leaves unread now."""
-        self._account.add(peer.unread - peer.charged)
+        self.account.add(peer.unread - peer.charged)
         peer.charged = peer.unread
 
     def _keep(self, topic: bytes, kept: "KeptMessage") -> None:
         size = size_of(kept.frames) + OVERHEAD
-        if self._kept_bytes + size > self._max_unread or self._account.over:
+        if self._kept_bytes + size > self._max_unread or self.account.over:
             if not kept.delivered:
-                self._drops("answer", "no client has subscribed, and no more answers can be kept (zmq_max_unread)")
+                self.drops("answer", "no client has subscribed, and no more answers can be kept (zmq_max_unread)")
             return
         self._kept[topic].append(kept)
         self._kept_sizes[topic] += size
         self._kept_bytes += size
-        self._account.add(size)
+        self.account.add(size)
 
     def _send_kept(self, topic: bytes) -> None:
         """Send the responses kept for `topic` to the peers that have subscribed to it; also to other subscribers that have not got them."""
@@ -243,7 +240,7 @@ class Publisher:
     def _take(self, topic: bytes) -> "list[KeptMessage]":
         size = self._kept_sizes.pop(topic, 0)
         self._kept_bytes -= size
-        self._account.give(size)
+        self.account.give(size)
         return self._kept.pop(topic, [])
 
     @property
@@ -294,7 +291,7 @@ class Publisher:
                     abandoned.append(topic)
                 dropped += sum(not kept.delivered for kept in self._take(topic))
         if dropped:
-            self._drops("answer", f"no client has subscribed for {self._grace:g} s", times=dropped)
+            self.drops("answer", f"no client has subscribed for {self._grace:g} s", times=dropped)
         return abandoned
 
 
@@ -326,24 +323,10 @@ RETRYING = 256  # requests that a full queue refused and that try again; the oth
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds before a request that a full queue refused is tried again
 
 
-class ZeroMqContext(NamedTuple):
-    """What the handler of requests needs. `terminate` makes the server drain and end. The memory of requests is charged to `account`."""
-
-    shared: EmbeddingContext
-    settings: ZeroMqSettings
-    publisher: Publisher
-    status: Status
-    control: Control
-    terminate: Callable[[], None]
-    drops: Drops
-    account: Account
-
-
 class Paced:
-    """Does work in turns of the event loop, CANCELLED_PER_TURN pieces in each. `done` is called when none is left."""
+    """Does work in turns of the event loop, CANCELLED_PER_TURN pieces in each."""
 
-    def __init__(self, done: Callable[[], None] = lambda: None) -> None:
-        self._done = done
+    def __init__(self) -> None:
         self._left: deque[Callable[[], object]] = deque()
         self._runs = False
 
@@ -370,25 +353,37 @@ class Paced:
         self._runs = bool(self._left)
         if self._runs:
             asyncio.get_running_loop().call_soon(self._do_some)
-        else:
-            self._done()
 
 
 class RequestHandler:
-    """Answers requests.
+    """Answers requests with the first model of `context`, over `publisher`.
 
-    `changed` is called whenever a request has ended. `in_flight` is the size, in bytes, of the requests under way. While `draining`, requests for
-    vectors are refused.
+    `control` decides whether a peer may end the server, which `terminate` does, and `status` answers the commands. `changed` is called whenever a request has
+    ended. `in_flight` is the size, in bytes, of the requests under way. While `draining`, requests for vectors are refused.
     """
 
-    def __init__(self, context: ZeroMqContext, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: EmbeddingContext,
+        settings: ZeroMqSettings,
+        publisher: Publisher,
+        *,
+        status: Status,
+        control: Control,
+        terminate: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
         self._context = context
+        self._settings = settings
+        self._publisher = publisher
+        self._status = status
+        self._control = control
+        self._terminate = terminate
         self._changed = changed
-        self._encoder = context.shared.encoder()  # requests do not name a model, so the first one responses
+        self._drops, self._account = publisher.drops, publisher.account
+        self._encoder = context.encoder()  # requests do not name a model, so the first one responses
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
-        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
-        self._cancels = Paced(self._cancelling.clear)
-        self._retries = Paced()
+        self._cancels, self._retries = Paced(), Paced()
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
         self.in_flight = 0
@@ -399,7 +394,7 @@ class RequestHandler:
         try:
             request = frames.read_request(message.frames)
         except InvalidRequest as error:
-            self._context.drops("message", error, peer)
+            self._drops("message", error, peer)
             return
         try:
             if message.size:
@@ -417,19 +412,19 @@ class RequestHandler:
 
     def _start(self, request: ZeroMqRequest) -> None:
         name, client = self._encoder.name, _client_name(request)
-        exchange = TextExchange(self._context.shared, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
+        exchange = TextExchange(self._context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
         exchange.received(request.size)
         size = len(request.payload) + REQUEST_BYTES
         task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
         self.in_flight += size
-        self._context.account.add(size)
+        self._account.add(size)
         topic = request.identity  # the callback must not keep the texts of `request` in memory
         self._tasks.setdefault(topic, set()).add(task)
         task.add_done_callback(lambda task: self._ended(topic, size, task))
 
     def _ended(self, topic: bytes, size: int, task: asyncio.Task[None]) -> None:
         self.in_flight -= size
-        self._context.account.give(size)
+        self._account.give(size)
         tasks = self._tasks[topic]
         tasks.discard(task)
         if not tasks:
@@ -437,12 +432,12 @@ class RequestHandler:
         self._changed()
 
     async def _answer(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
-        with self._context.account.claim() as claim:
+        with self._account.claim() as claim:
             CLAIM.set(claim)  # the context is this task's own; the encoder charges the vectors to the claim
             await self._answer_charged(request, exchange)
 
     async def _answer_charged(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
-        publisher = self._context.publisher
+        publisher = self._publisher
         received, topic, room = len(request.payload), request.identity, 0
         try:
             size = _FLOAT_BYTES * request.size * self._encoder.dimensions
@@ -499,7 +494,7 @@ class RequestHandler:
 
     async def _encode_once(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
         texts = await off_loop(len(request.payload), partial(_read_texts, request))
-        options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
+        options = TextOptions(whole_words=True, want_tokens=self._settings.zmq_show_tokens)
         return await self._encoder.encode(texts, exchange.query(options, exchange.timeout))
 
     def _wait_after(self, error: CapacityError) -> float:
@@ -509,7 +504,7 @@ class RequestHandler:
         return max(_FIRST_WAIT, error.retry_after or 0.0)
 
     def _check_answer(self, texts: int, size: int) -> None:
-        most = self._context.settings.zmq_max_answer_size
+        most = self._settings.zmq_max_answer_size
         if size > most:
             rule = f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
             raise TooLarge(rule)
@@ -520,30 +515,30 @@ class RequestHandler:
 
     def _fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
         refusal = frames.refusal_of(error, http_code(error))
-        self._context.drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
-        self._context.publisher.publish(frames.write_refusal(request, refusal))
+        self._drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
+        self._publisher.publish(frames.write_refusal(request, refusal))
 
     # Commands.
 
     def _command(self, request: ZeroMqRequest, peer: str) -> None:
-        self._context.shared.clients.received_command(_client_name(request), frontend=FRONTEND)
+        self._context.clients.received_command(_client_name(request), frontend=FRONTEND)
         if request.command == frames.TERMINATION:
-            self._terminate(request, peer)
+            self._end_server(request, peer)
             return
-        status, is_config = self._context.status, request.command == frames.SHOW_CONFIG
+        status, is_config = self._status, request.command == frames.SHOW_CONFIG
         facts = (status.config if is_config else status.server_status)(_client_name(request))
-        facts["show_tokens_to_client"] = self._context.settings.zmq_show_tokens
+        facts["show_tokens_to_client"] = self._settings.zmq_show_tokens
         answer = frames.write_facts(request, facts)
         if is_config:
-            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._context.publisher.publish, answer)
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._publisher.publish, answer)
         else:
-            self._context.publisher.publish(answer)
+            self._publisher.publish(answer)
 
-    def _terminate(self, request: ZeroMqRequest, peer: str) -> None:
+    def _end_server(self, request: ZeroMqRequest, peer: str) -> None:
         """Make the server drain and end, if the peer may do so. Only a subscriber gets a response: bert-serving-terminate does not subscribe."""
-        publisher = self._context.publisher
+        publisher = self._publisher
         try:
-            self._context.control.require(peer, None)
+            self._control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
             _logger().warning("refused to end", frontend=FRONTEND, peer=peer, reason=error.message)
             if publisher.has_subscriber(request.identity):
@@ -552,7 +547,7 @@ class RequestHandler:
         _logger().info("ending on request", frontend=FRONTEND, peer=peer)
         if publisher.has_subscriber(request.identity):
             publisher.publish(frames.write_facts(request, {}))
-        self._context.terminate()
+        self._terminate()
 
     # Ends.
 
@@ -568,10 +563,8 @@ class RequestHandler:
 
     def cancel(self, topic: bytes) -> None:
         """Cancel all requests of `topic`, a few in each turn of the event loop."""
-        if topic not in self._cancelling:
-            self._cancelling.add(topic)
-            for task in self._tasks.get(topic, ()):
-                self._cancels.soon(task.cancel)
+        for task in self._tasks.get(topic, ()):
+            self._cancels.soon(partial(_cancel_once, task))
 
     async def stop(self) -> None:
         """Cancel all requests, and wait until they have ended."""
@@ -580,6 +573,11 @@ class RequestHandler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cancel_once(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():
+        task.cancel()
 
 
 def _read_texts(request: ZeroMqRequest) -> list[Text]:
@@ -593,11 +591,6 @@ def _client_name(request: ZeroMqRequest) -> str:
 
 def _logger() -> BoundLogger:
     return get_logger("weir")
-
-
-def end_process() -> None:
-    """End this process as a process manager does: with SIGTERM."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ZeroMqFrontend:
@@ -617,29 +610,27 @@ class ZeroMqFrontend:
         context: EmbeddingContext,
         settings: ZeroMqSettings,
         *,
-        control: Control | None = None,
-        status: Status | None = None,
-        terminate: Callable[[], None] = end_process,
-        account: Account | None = None,
+        control: Control,
+        status: Status,
+        terminate: Callable[[], None],
+        account: Account,
     ) -> None:
         self._settings = settings
         http = context.http
         self._host = http.host
         self.drops = Drops(_logger(), context.counts.dropped)
         self.clients = context.clients
-        self._account = account = account or Account(http)
+        self._account = account
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
-        shared = ZeroMqContext(
+        self._handler = RequestHandler(
             context,
             settings,
             self._publisher,
-            status or Status(context.encoders, context.clients),
-            control or Control(),
-            terminate,
-            self.drops,
-            account,
+            status=status,
+            control=control,
+            terminate=terminate,
+            changed=self._changed,
         )
-        self._handler = RequestHandler(shared, self._changed)
         limits = Limits(
             min(settings.zmq_max_message_size, account.max_bytes),
             MAX_FRAMES,
