@@ -66,7 +66,7 @@ FAULTS = {
     "one-more-than-top-n": Fault("weir.text_server.exchange:ranking", mistakes("top_n", "top_n and top_n + 1")),
     "longest-client-id-refused": Fault("weir.text_server.exchange:check_client", off_by_one("_MAX_CLIENT_ID")),
     "interval-since-the-start": Fault(
-        "weir.text_server.metrics:TextClients.received", takes("self._last is not None", "False")
+        "weir.text_server.metrics:TextClients.received_before", takes("self._last is not None", "False")
     ),
     "room-given-back-to-nobody": Fault(
         "weir.text_server.bert_as_service.zeromq:Publisher.made", skips("_wake_waiting")

@@ -134,30 +134,22 @@ def splits_into_words(state: dict[str, Any]) -> bool:
     )
 
 
-def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int, overlap: int) -> list[list[int]]:
-    """Split token ids into pieces of at most `room` tokens. Each piece begins with the last `overlap` tokens of the piece before.
+def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int) -> list[list[int]]:
+    """Split token ids into pieces of at most `room` tokens.
 
     Pieces end between words: `words` has for each token the index of its word, None for a token of no word. Only a word that does not fit into a
-    piece is cut. `room` must be greater than `overlap`.
+    piece is cut.
     """
     pieces: list[list[int]] = []
     start = 0
-    while True:
-        stop = _piece_end(words, start, room, overlap)
+    while not pieces or start < len(ids):
+        full = stop = min(start + room, len(ids))
+        while full < len(ids) and stop > start and words[stop] == words[stop - 1] is not None:
+            stop -= 1
+        stop = stop if stop > start else full
         pieces.append(list(ids[start:stop]))
-        if stop >= len(ids):
-            return pieces
-        start = stop - overlap
-
-
-def _piece_end(words: Sequence[int | None], start: int, room: int, overlap: int) -> int:
-    full = start + room
-    if full >= len(words):
-        return len(words)
-    stop = full
-    while stop > start + overlap and words[stop] == words[stop - 1] is not None:
-        stop -= 1
-    return stop if stop > start + overlap else full
+        start = stop
+    return pieces
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
@@ -373,11 +365,11 @@ class Tokenizer:
         ]
 
     def split(
-        self, text: Text, *, max_length: int, overlap: int = 0, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS
+        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS
     ) -> list[Tokenized] | InvalidRequest:
         """Tokenize a text of any length into pieces of at most `max_length` tokens, each with special tokens. Return an error if the text is invalid.
 
-        A piece ends between two words and begins with the last `overlap` tokens of the piece before. Of a pair, the longer text is split, and
+        A piece ends between two words. Of a pair, the longer text is split, and
         the other text is repeated in each piece; it keeps at most half of the room, and each piece is marked as truncated if that cuts it.
         Token ids are not split: they include special tokens that the caller placed.
 
@@ -400,7 +392,7 @@ class Tokenizer:
             parts = self._with_words(checked, whole_words)
             if error := self._without_row(part.ids for part in parts):
                 raise InvalidRequest(f"the text contains {error}: leave it out")
-            return self._split(parts, template, max_length, overlap)
+            return self._split(parts, template, max_length)
         except InvalidRequest as error:
             return error
 
@@ -409,20 +401,16 @@ class Tokenizer:
         is_word_list = whole_words and len(checked.words) == 1
         return checked.ids is not None or (is_word_list and not self.options.word_special_tokens)
 
-    def _split(
-        self, parts: list[IdsWithWords], template: SpecialTokens, max_length: int, overlap: int
-    ) -> list[Tokenized]:
+    def _split(self, parts: list[IdsWithWords], template: SpecialTokens, max_length: int) -> list[Tokenized]:
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         longer = max(parts, key=lambda part: len(part.ids))
         other = parts[0 if longer is parts[1] else 1].ids if pair else []
         kept = other[: max(0, room // 2)]
         room -= len(kept)
-        if room <= overlap:
-            raise InvalidRequest(
-                f"max_length={max_length}: must leave room for more than the {overlap} tokens that pieces share"
-            )
-        pieces = split_ids(longer.ids, longer.words, room, overlap)
+        if room <= 0:
+            raise InvalidRequest(f"max_length={max_length}: must leave room for text as well as the special tokens")
+        pieces = split_ids(longer.ids, longer.words, room)
         if not pair:
             return [Tokenized(pack_ids([*template.first, *piece, *template.last])) for piece in pieces]
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]

@@ -47,16 +47,7 @@ class TextClients:
 
     def received(self, client: str, texts: int, *, frontend: str) -> None:
         """Count a request of `client` for the vectors of `texts` texts, at the endpoint `frontend`."""
-        now = self._clock()
-        known = self._client_of(client, frontend, now)
-        known.requests += 1
-        known.texts += texts
-        self.data_requests += 1
-        self.texts += texts
-        self._sizes.append(texts)
-        if self._last is not None:
-            self._intervals.append(now - self._last)
-        self._last = now
+        self.received_before(client, (texts,), (self._clock(),), frontend=frontend)
 
     def received_before(self, client: str, sizes: Sequence[int], at: Sequence[float], *, frontend: str) -> None:
         """Count requests of `client` that another process has received, each of so many texts, at the instants `at`."""

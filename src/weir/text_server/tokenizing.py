@@ -78,18 +78,11 @@ class TokenizeRequest(NamedTuple):
 
 
 class TokenizerThreads:
-    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes.
+    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes."""
 
-    `on_round` is called after each call of the tokenizer with (begin, end, number of texts), in seconds of time.monotonic, on the thread of the
-    event loop.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizes, threads: int = 2, on_round: Callable[[float, float, int], None] | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizes, threads: int = 2) -> None:
         self.tokenizer = tokenizer
         self.count = threads
-        self._on_round = on_round
         self._urgent: deque[TokenizeRequest] = deque()
         self._bulk: deque[TokenizeRequest] = deque()
         # One True for each waiting request, so that a thread wakes up; False ends a thread.
@@ -146,7 +139,7 @@ class TokenizerThreads:
 
     def _done_at_once(self, request: TokenizeRequest) -> bool:
         """Tokenize `request` if all its words are known, or nearly all. Return whether that was so."""
-        began, rule = time.monotonic(), request.rule
+        rule = request.rule
         try:
             results = self.tokenizer.at_once(
                 request.texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
@@ -155,7 +148,7 @@ class TokenizerThreads:
             return False
         if results is None:
             return False
-        self._deliver([request], [results], began, time.monotonic())
+        request.done(results)
         return True
 
     def _work(self, wake: "SimpleQueue[bool]", only_urgent: bool) -> None:
@@ -171,11 +164,10 @@ class TokenizerThreads:
             self._run(requests)
 
     def _run(self, requests: list[TokenizeRequest]) -> None:
-        began = time.monotonic()
         results = self._results(requests)
         assert self._loop is not None  # set before the threads are started
         try:
-            self._loop.call_soon_threadsafe(self._deliver, requests, results, began, time.monotonic())
+            self._loop.call_soon_threadsafe(_deliver, requests, results)
         except RuntimeError:
             return  # the loop is closed and has no callers
 
@@ -217,13 +209,10 @@ class TokenizerThreads:
         pieces = self.tokenizer.split(text, max_length=rule.max_length, tokenize_options=rule.options)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
-    def _deliver(
-        self, requests: list[TokenizeRequest], results: list[Sequence[TokenizeResult]], began: float, ended: float
-    ) -> None:
-        for request, result in zip(requests, results, strict=True):
-            request.done(result)
-        if self._on_round is not None:
-            self._on_round(began, ended, sum(map(len, results)))
+
+def _deliver(requests: list[TokenizeRequest], results: list[Sequence[TokenizeResult]]) -> None:
+    for request, result in zip(requests, results, strict=True):
+        request.done(result)
 
 
 def _take(queue: "deque[TokenizeRequest]") -> list[TokenizeRequest]:
