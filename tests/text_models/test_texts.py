@@ -1,10 +1,12 @@
 """What is put before a text: by name, or said in full."""
 
+from typing import Any
+
 import pytest
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.texts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_text, server_prompt
+from weir.text_models.texts import MAX_PROMPT_CHARACTERS, TextOptionFields, chosen_prompt, prompt_text, server_prompt
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 
@@ -47,15 +49,15 @@ NAMED = {"query": "Instruct: Given a question, find passages\nQuery:", "passage"
     ({"instruction": "Find it"}, "Instruct: Find it\nQuery:"), ({"instruction": "x", "input_type": "query"}, "Instruct: x\nQuery:"),
     ({"instruction": "x", "input_type": "document"}, "passage"),
 ])  # fmt: skip
-def test_a_prompt_is_chosen_by_the_type_of_the_text(said: dict[str, str], chosen: str | None) -> None:
-    assert chosen_prompt(NAMED, **said) == chosen
+def test_a_prompt_is_chosen_by_the_type_of_the_text(said: dict[str, Any], chosen: str | None) -> None:
+    assert chosen_prompt(NAMED, TextOptionFields(**said)) == chosen
     if chosen is not None:
         prompt_text(chosen, NAMED)  # which the encoder will read
 
 
 def test_a_model_without_a_form_of_its_own_reads_the_usual_instruction() -> None:
-    assert chosen_prompt({"query": "query: "}, instruction="Find it") == "Instruct: Find it\nQuery: "
-    assert chosen_prompt({}, input_type="query") is None
+    assert chosen_prompt({"query": "query: "}, TextOptionFields(instruction="Find it")) == "Instruct: Find it\nQuery: "
+    assert chosen_prompt({}, TextOptionFields(input_type="query")) is None
 
 
 @subcases(("said", "rule"), [
@@ -65,6 +67,6 @@ def test_a_model_without_a_form_of_its_own_reads_the_usual_instruction() -> None
     ({"instruction": " "}, "instruction: must not be empty"),
     ({"instruction": "x" * 3000}, "instruction: has 3000 characters, must have at most 2048"),
 ])  # fmt: skip
-def test_what_chooses_no_prompt_is_refused(said: dict[str, str], rule: str) -> None:
+def test_what_chooses_no_prompt_is_refused(said: dict[str, Any], rule: str) -> None:
     with pytest.raises(InvalidRequest, match=rule):
-        chosen_prompt(NAMED, **said)
+        chosen_prompt(NAMED, TextOptionFields(**said))

@@ -222,24 +222,14 @@ _INSTRUCTION = "Instruct: "
 _BEHIND_INSTRUCTION = "\nQuery:"
 
 
-def chosen_prompt(
-    prompts: Mapping[str, str],
-    *,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    input_type: str | None = None,
-    instruction: str | None = None,
-) -> str | None:
-    """Return the name or the text of the prompt that these fields of a request choose, None for the server's.
+def chosen_prompt(prompts: Mapping[str, str], fields: TextOptionFields) -> str | None:
+    """Return the name or the text of the prompt that the fields of a request choose, None for the server's.
 
     A model without a prompt for an `input_type` reads all kinds of texts alike. An `instruction` is put before queries only, in the form of the
     model's own prompt for queries. Raises InvalidRequest naming the field and the prompts of the model.
     """
-    stated = [
-        name
-        for name, value in (("prompt", prompt), ("prompt_name", prompt_name), ("instruction", instruction))
-        if value is not None
-    ]
+    prompt, prompt_name, input_type = fields.prompt, fields.prompt_name, fields.input_type
+    stated = [name for name in ("prompt", "prompt_name", "instruction") if getattr(fields, name) is not None]
     if len(stated) > 1:
         raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given").about(stated[1])
     if input_type is not None and input_type not in INPUT_TYPES and input_type not in prompts:
@@ -252,8 +242,8 @@ def chosen_prompt(
             known = ", ".join(prompts) or "none"
             raise InvalidRequest(f"unknown prompt; available: {known}").of("prompt_name", f"{prompt_name!r:.80}")
         return prompt_name
-    if instruction is not None and input_type in (None, *_QUERY_TYPES):
-        return _instructed(prompts, instruction)
+    if fields.instruction is not None and input_type in (None, *_QUERY_TYPES):
+        return _instructed(prompts, fields.instruction)
     names = (input_type, *INPUT_TYPES.get(input_type, ())) if input_type is not None else ()
     return next((name for name in names if name in prompts), None)
 

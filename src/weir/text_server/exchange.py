@@ -99,13 +99,7 @@ def options_of(
     Raises InvalidRequest naming the field.
     """
     left = cuts_left(fields.truncation_direction)
-    prompt = chosen_prompt(
-        encoder.facts.prompts,
-        prompt=fields.prompt,
-        prompt_name=fields.prompt_name,
-        input_type=fields.input_type,
-        instruction=fields.instruction,
-    )
+    prompt = chosen_prompt(encoder.facts.prompts, fields)
     check_dimensions(fields.dimensions, encoder)
     wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
     return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, outputs=wanted)
@@ -257,9 +251,8 @@ class TextExchange:
 
     def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
         """Count the response, which has all vectors in `encoded`, and report the sizes of request and response."""
-        counts, model = self.context.counts, self.model
-        counts.answered(model, self.frontend, len(encoded.counts), sum(encoded.truncated))
-        counts.transferred(model, self.frontend, received_bytes, sent_bytes)
+        self.answered(len(encoded.counts), sum(encoded.truncated))
+        self.context.counts.transferred(self.model, self.frontend, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:
         """Count the response: an error with this HTTP status."""
@@ -522,15 +515,18 @@ def likeliest(logits: NDArray[Any], facts: TextFacts) -> list[Label]:
 
 def terms(encoded: Encoded, row: int) -> list[tuple[int, float]]:
     """Return the terms of the text `row`, which a sparse vector consists of: the id of a token of the vocabulary, and its weight."""
-    count = None if encoded.lengths is None else encoded.lengths[row]
-    return [(int(index), weight) for index, weight in encoded.vectors[row][:count].tolist()]
+    return [(int(index), weight) for index, weight in own_output(encoded, row).tolist()]
+
+
+def own_output(encoded: Encoded, row: int) -> NDArray[Any]:
+    """Return the vector of the text `row`, its terms [terms, 2], or the vectors of its tokens, by the kind of the model."""
+    numbers: NDArray[Any] = encoded.vectors[row]
+    return numbers if encoded.lengths is None else numbers[: encoded.lengths[row]]
 
 
 def each_output(encoded: Encoded, outputs: Sequence[TextOutput], row: int) -> dict[TextOutput, NDArray[Any]]:
     """Return the results of the text `row` for `outputs`, which the request asked for: a vector, terms [terms, 2], or the vectors of tokens."""
-    first = encoded.vectors[row]
-    own = first if encoded.lengths is None else first[: encoded.lengths[row]]
-    return {outputs[0]: own, **{output: rows[row] for output, rows in encoded.further.items()}}
+    return {outputs[0]: own_output(encoded, row), **{output: rows[row] for output, rows in encoded.further.items()}}
 
 
 class SparseVector(TypedDict):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
-from tests.hosted import Square
 from tests.rings import subcases
 from tests.served import Served
 from tests.text_models import tiny, tiny_tokens
@@ -23,12 +22,10 @@ from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.client.embedding import EmbeddingClient
 from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest
-from weir.messages import Form
 from weir.protocols import HttpSettings
-from weir.protocols.native import RequestHead
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.kserve import Item, ItemGroups
+from weir.text_server.protocols.kserve import Item, encode_items
 from weir.text_server.texts import Encoded, Encodes, TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right", "it"]
@@ -386,14 +383,12 @@ async def test_of_many_items_with_options_of_their_own_only_some_are_under_way()
             under_way.remove(texts[0])
             return Encoded(np.full((1, 2), float(texts[0]), np.float32), [1], [False])
 
-    ask, encoder = RequestHead(weir.Service(Square, executor="inline"), True), cast(Encodes, Waiting())
-    ask.form = Form(30.0)
+    encoder = cast(Encodes, Waiting())
     exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", client="one")
     items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
-    ends: list[Any] = await ItemGroups(encoder, exchange, ask, items).results(None)
-    assert [end.numbers[0] for end in ends] == list(range(1000))
+    ends: list[Any] = (await encode_items(encoder, exchange, items, 30.0, None)).results
+    assert [end.made[0] for end in ends] == list(range(1000))
     assert (len(timeouts), most) == (1000, 64)
-    assert 0 < min(timeouts) <= max(timeouts) <= ask.form.timeout
-    ask.form = Form(0.0)
-    late: list[Any] = await ItemGroups(encoder, exchange, ask, items[:2]).results(None)
+    assert 0 < min(timeouts) <= max(timeouts) <= 30.0
+    late: list[Any] = (await encode_items(encoder, exchange, items[:2], 0.0, None)).results
     assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2

@@ -32,6 +32,7 @@ from weir.text_server.exchange import (
     each_output,
     mark_headers,
     options_of,
+    own_output,
     read_text,
     sparse_vector,
 )
@@ -253,20 +254,24 @@ _ITEM_BYTES = 8  # reading a byte of items counts as reading this many bytes, as
 _MAX_CONCURRENT = 64  # groups of one request that are encoded at the same time; each group is a request to the encoder
 
 
-class Vector(NamedTuple):
-    """The result of an item: its vector, or one for each token, and whether its text was cut; or the `outputs` that the item asked for."""
+class ItemVector(NamedTuple):
+    """The result of an item: its vector or one for each token, or each of the outputs that the item asked for; and whether its text was cut."""
 
-    numbers: NDArray[Any]
+    made: NDArray[Any] | Mapping[TextOutput, NDArray[Any]]
     truncated: bool
-    outputs: Mapping[TextOutput, NDArray[Any]] | None = None
 
     @property
     def size(self) -> int:
         """How many numbers there are."""
-        return self.numbers.size if self.outputs is None else sum(each.size for each in self.outputs.values())
+        return sum(each.size for each in self.made.values()) if isinstance(self.made, Mapping) else self.made.size
 
 
-ItemResult = Vector | WeirError
+class EncodedItems(NamedTuple):
+    """The result of each item of a request, which is a vector or an error. For `dispatch` and `foreign`, those of all items, see Encoded."""
+
+    results: list[ItemVector | WeirError]
+    dispatch: tuple[Dispatch, float] | None
+    foreign: int
 
 
 _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes longer than about a millisecond
@@ -343,26 +348,21 @@ class TextInference:
             items = await self._items(head, body, call)
             options.apply_to(exchange, call.peer)
             exchange.received(len(items))
-            groups = ItemGroups(self._encoder, exchange, head, items)
-            results = await groups.results(call.trace)
-            exchange.warn_of_ids(groups.foreign)
+            encoded = await encode_items(self._encoder, exchange, items, head.form.timeout, call.trace)
+            results = encoded.results
+            exchange.warn_of_ids(encoded.foreign)
             if not head.batch and isinstance(results[0], WeirError):
                 raise results[0]
         except WeirError as error:
             exchange.refused(http_code(error))
             raise
-        vectors = [result for result in results if isinstance(result, Vector)]
-        cut = sum(vector.truncated for vector in vectors)
-        exchange.answered(len(vectors), cut)
-        further = {
-            place: {"truncated": True}
-            for place, result in enumerate(results)
-            if isinstance(result, Vector) and result.truncated
-        }
-        size = TEXT_BYTES * sum(vector.size for vector in vectors)
-        dispatch, arrival = groups.dispatch or (None, 0.0)
+        vectors = {index: each for index, each in enumerate(results) if isinstance(each, ItemVector)}
+        further = {index: {"truncated": True} for index, each in vectors.items() if each.truncated}
+        exchange.answered(len(vectors), len(further))
+        size = TEXT_BYTES * sum(vector.size for vector in vectors.values())
+        dispatch, arrival = encoded.dispatch or (None, 0.0)
         write = partial(_bodies, results, head.form.accept)
-        return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), further)
+        return ItemsResponse(size, write, dispatch, arrival, mark_headers(len(further), encoded.foreign), further)
 
     async def _items(self, head: ItemHead, body: bytes, call: "Exchange") -> list[Item | WeirError]:
         def read() -> list[Item | WeirError]:
@@ -372,104 +372,72 @@ class TextInference:
         return await call.read(_ITEM_BYTES * len(body), read)
 
 
-class ItemGroups:
-    """The items of one request. Items with equal options are encoded together.
+async def encode_items(
+    encoder: Encodes, exchange: TextExchange, items: Sequence[Item | WeirError], timeout: float, trace: Any
+) -> EncodedItems:
+    """Encode the items of a request within `timeout` seconds, those with equal options together. Raises CapacityError if all have the same options and
+    that is their result."""
+    alike: dict[TextOptions, list[int]] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, Item):
+            alike.setdefault(item.options, []).append(index)
+    results: list[Any] = [*items]
+    found: list[Encoded] = []
+    waiting, now = iter(alike.items()), asyncio.get_running_loop().time
+    # The first group has the trace of the request, which the response names; the spans of the others are siblings.
+    traces = chain([trace], repeat(child_of(trace)))
+    end = now() + timeout
 
-    Attributes:
-        dispatch: the batch of the first response and the time at which its text entered the queue, see Encoded.
-        foreign: how many items were sent as token ids that seem to be those of another model.
-    """
+    async def encode_next() -> None:
+        for (options, indices), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
+            try:
+                if end <= now():
+                    raise DeadlineExceeded("the deadline passed before all texts were computed")
+                query = exchange.query(options, end - now(), own, each=True)
+                encoded = await encoder.encode([results[index].text for index in indices], query)
+            except WeirError as error:
+                if len(alike) == 1 and isinstance(error, CapacityError):
+                    raise
+                for index in indices:
+                    results[index] = error
+                continue
+            found.append(encoded)
+            for row, index in enumerate(indices):
+                results[index] = _item_result(encoded, row, options.outputs)
 
-    def __init__(self, encoder: Encodes, exchange: TextExchange, head: ItemHead, items: list[Item | WeirError]) -> None:
-        self._encoder = encoder
-        self._exchange = exchange
-        self._head = head
-        self._items = items
-        self.dispatch: tuple[Dispatch, float] | None = None
-        self.foreign = 0
-
-    async def results(self, trace: Any) -> list[ItemResult]:
-        """Encode the items and return the result of each. Raises CapacityError if there is one group and that is its result."""
-        alike: dict[TextOptions, list[int]] = {}
-        results: list[Any] = list(self._items)
-        for place, item in enumerate(self._items):
-            if isinstance(item, Item):
-                alike.setdefault(item.options, []).append(place)
-        waiting = iter(alike.items())
-        # The first group has the trace of the request, which the response names; the spans of the others are siblings.
-        traces = chain([trace], repeat(child_of(trace)))
-        began = asyncio.get_running_loop().time()
-
-        async def encode_next() -> None:
-            for (options, places), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
-                left = self._head.form.timeout - (asyncio.get_running_loop().time() - began)
-                encoded = await self._encoded(options, places, own, left)
-                if len(alike) == 1 and isinstance(encoded, CapacityError):
-                    raise encoded
-                for row, place in enumerate(places):
-                    results[place] = (
-                        encoded if isinstance(encoded, WeirError) else _item_result(encoded, row, options.outputs)
-                    )
-
-        await asyncio.gather(*[encode_next() for _ in range(min(_MAX_CONCURRENT, len(alike)))])
-        return results
-
-    async def _encoded(
-        self, options: TextOptions, places: list[int], trace: Any, timeout: float
-    ) -> Encoded | WeirError:
-        texts: list[Text] = [item.text for place in places if isinstance(item := self._items[place], Item)]
-        try:
-            if timeout <= 0:
-                raise DeadlineExceeded("the deadline passed before all texts were computed")
-            encoded = await self._encoder.encode(texts, self._exchange.query(options, timeout, trace, each=True))
-        except WeirError as error:
-            return error
-        self.dispatch = self.dispatch or encoded.dispatch
-        self.foreign += encoded.foreign
-        return encoded
+    await asyncio.gather(*[encode_next() for _ in range(min(_MAX_CONCURRENT, len(alike)))])
+    dispatch = next((each.dispatch for each in found if each.dispatch), None)
+    return EncodedItems(results, dispatch, sum(each.foreign for each in found))
 
 
-def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput] = ()) -> ItemResult:
+def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput]) -> ItemVector | WeirError:
     error = encoded.errors[row] if encoded.errors else None
     if error is not None:
         return error
-    if outputs:
-        return Vector(encoded.vectors[row], encoded.truncated[row], each_output(encoded, outputs, row))
-    numbers = encoded.vectors[row]
-    return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
+    made = each_output(encoded, outputs, row) if outputs else own_output(encoded, row)
+    return ItemVector(made, encoded.truncated[row])
 
 
-def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
-    return [
-        each
-        if isinstance(each, WeirError)
-        else _output(each.numbers, accept)
-        if each.outputs is None
-        else _outputs(each.outputs, accept)
-        for each in results
-    ]
+def _bodies(results: Sequence[ItemVector | WeirError], accept: str) -> list[bytes | WeirError]:
+    return [each if isinstance(each, WeirError) else _body(each.made, accept) for each in results]
 
 
-def _outputs(made: Mapping[TextOutput, NDArray[Any]], accept: str) -> bytes | WeirError:
-    """Return the outputs that an item asked for as an object with each by its name."""
+def _body(made: NDArray[Any] | Mapping[TextOutput, NDArray[Any]], accept: str) -> bytes | WeirError:
+    """Return a vector, or an object with each of the outputs that an item asked for by its name."""
+    encode = msgspec.json.encode if accept == JSON else msgspec.msgpack.encode
+    if isinstance(made, Mapping):
+        if accept == OCTETS:
+            rule = f"accept {OCTETS!r}: has room for one vector; outputs are written as {JSON} or msgpack"
+            return UnsupportedMediaType(rule)
+        return encode({output: _value(output, found, accept) for output, found in made.items()})
     if accept == OCTETS:
-        return UnsupportedMediaType(
-            f"accept {OCTETS!r}: has room for one vector; outputs are written as {JSON} or msgpack"
-        )
-    document: dict[str, Any] = {}
-    for output, found in made.items():
-        if output is TextOutput.SPARSE:
-            document[output] = sparse_vector(found)
-        elif accept == JSON:
-            document[output] = packed(found) if found.ndim > 1 else packed(found[None])[0]
-        else:
-            document[output] = found.tolist()
-    return msgspec.json.encode(document) if accept == JSON else msgspec.msgpack.encode(document)
+        return made.astype("<f4", order="C", copy=False).tobytes()
+    return encode(_value(TextOutput.DENSE, made, accept))
 
 
-def _output(numbers: NDArray[Any], accept: str) -> bytes:
-    if accept == JSON:
-        return bytes(packed(numbers[None])[0])
-    if accept == OCTETS:
-        return numbers.astype("<f4", order="C", copy=False).tobytes()
-    return msgspec.msgpack.encode(numbers.tolist())
+def _value(output: TextOutput, found: NDArray[Any], accept: str) -> Any:
+    if output is TextOutput.SPARSE:
+        return sparse_vector(found)
+    if accept != JSON:
+        return found.tolist()
+    return packed(found) if found.ndim > 1 else packed(found[None])[0]

@@ -53,6 +53,7 @@ from weir.text_server.exchange import (
     labelled,
     listed_name,
     options_of,
+    own_output,
     read_ranking,
     read_texts,
     terms,
@@ -250,16 +251,16 @@ def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) ->
     unit_length = request.normalize is not False and task is TextTask.EMBED
 
     def write(encoded: Encoded) -> Listing:
-        vectors, lengths = encoded.vectors, encoded.lengths
+        vectors = encoded.vectors
 
         def items(start: int, stop: int) -> list[Any]:
             part = vectors[start:stop]
             if task is TextTask.EMBED_SPARSE:
                 rows = [terms(encoded, row) for row in range(start, stop)]
                 return [[{"index": index, "value": value} for index, value in row] for row in rows]
-            if lengths is None:
+            if encoded.lengths is None:
                 return packed(unit_vectors(part) if unit_length else part)
-            return [packed(vector[None, :length])[0] for vector, length in zip(part, lengths[start:stop], strict=True)]
+            return [packed(own_output(encoded, row)[None])[0] for row in range(start, stop)]
 
         return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(encoder, texts, encoded))
 

@@ -24,6 +24,7 @@ from weir.text_server.exchange import (
     check_text,
     labelled,
     options_of,
+    own_output,
     terms,
     texts_of,
 )
@@ -152,8 +153,7 @@ def read_embed(request: Any, exchange: TextExchange, *, task: TextTask = TextTas
         if task is TextTask.EMBED_SPARSE:
             return {"sparse_embeddings": [{"index": index, "value": value} for index, value in terms(encoded, 0)]}
         if task is TextTask.EMBED_ALL:
-            count = None if encoded.lengths is None else encoded.lengths[0]
-            return {"token_embeddings": [{"embeddings": vector} for vector in encoded.vectors[0][:count].tolist()]}
+            return {"token_embeddings": [{"embeddings": vector} for vector in own_output(encoded, 0).tolist()]}
         vectors = unit_vectors(encoded.vectors) if request.normalize else encoded.vectors
         return {"embeddings": vectors[0].tolist()}
 

@@ -4,7 +4,7 @@ Labels that begin with B- and I- begin and continue what is labelled. Tokens tha
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, brief
 from weir.protocols.response import HttpResponse, json_response
 from weir.text_models.texts import PlainText, TokenDetail
-from weir.text_server.exchange import EmbeddingContext, Label, TextExchange, TextWork, check_texts, likeliest, tokens_of
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    Label,
+    TextExchange,
+    TextWork,
+    check_texts,
+    likeliest,
+    own_output,
+)
 from weir.text_server.http import HttpWork, TextApi, TextEndpoint
 from weir.text_server.protocols.tei import NAME, TEI_ERRORS, TeiError, compute_headers
 from weir.text_server.texts import Encoded, TextFacts, TextOptions, TextTask
@@ -57,15 +65,15 @@ class TokenLabelRequest(Struct):
     model: Annotated[str | None, Meta(description="the first one that labels tokens, if it is not given")] = None
 
 
-class Entity(TypedDict):
+class Entity(Struct, omit_defaults=True):
     """A part of a text with its label: `entity_group` of joined tokens, `entity` of one. `start` and `end` count characters."""
 
     score: float
     word: str
     start: int
     end: int
-    entity_group: NotRequired[str]
-    entity: NotRequired[str]
+    entity_group: str = ""
+    entity: str = ""
 
 
 class LabelledToken(NamedTuple):
@@ -90,16 +98,14 @@ def predict_tokens(request: TokenLabelRequest, exchange: TextExchange) -> HttpWo
     options = TextOptions(truncate=request.truncate, prompt="")
 
     async def compute(timeout: float | None) -> Encoded:
-        shown = await tokens_of(encoder, texts, timeout, special=True)
+        details = await encoder.tokenize(texts, special=True, prompt="", timeout=timeout)
         encoded = await encoder.encode(texts, exchange.query(options, timeout, exchange.trace))
-        return encoded._replace(details=shown.details)
+        return encoded._replace(details=details)
 
     def write(encoded: Encoded) -> HttpResponse:
-        lengths = encoded.lengths or map(len, encoded.vectors)
-        rows = zip(texts, encoded.vectors, lengths, encoded.details or (), strict=True)
-        found = [
-            _entities(text, logits[:length], details, encoder.facts, form) for text, logits, length, details in rows
-        ]
+        logits = [own_output(encoded, row) for row in range(len(texts))]
+        rows = zip(texts, logits, encoded.details or (), strict=True)
+        found = [_entities(text, of_text, details, encoder.facts, form) for text, of_text, details in rows]
         return json_response(found[0] if single else found, compute_headers(encoder, texts, encoded))
 
     return TextWork(encoder, texts, write, options, compute=compute)
@@ -110,20 +116,14 @@ def _entities(
 ) -> list[Entity]:
     """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
     tokens = list(_labelled(likeliest(logits, facts), details))
-    if not form.joined:
-        return [
-            Entity(
-                entity=each.label, score=each.score, word=text[each.start : each.end], start=each.start, end=each.end
-            )
-            for each in tokens
-            if each.label not in form.ignored
-        ]
     entities: list[Entity] = []
-    for group in _groups(tokens):
-        name, start, end = _split_label(group[0].label)[1], group[0].start, group[-1].end
+    for group in _groups(tokens) if form.joined else [[each] for each in tokens]:
+        name = _split_label(group[0].label)[1] if form.joined else group[0].label
         if name not in form.ignored:
+            start, end = group[0].start, group[-1].end
             score = sum(each.score for each in group) / len(group)
-            entities.append({"entity_group": name, "score": score, "word": text[start:end], "start": start, "end": end})
+            names = (name, "") if form.joined else ("", name)
+            entities.append(Entity(score, text[start:end], start, end, *names))
     return entities
 
 
