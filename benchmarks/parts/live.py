@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -272,7 +273,7 @@ async def feed(service: weir.Service, intended: Floats) -> list[float]:
         service.infer(number)
 
     books = Books(intended.tolist())
-    with Alarm() as alarm:
+    with closing(Alarm()) as alarm:
         OpenLoop(
             books,
             send,

@@ -1,6 +1,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -158,14 +159,13 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
 async def woken(*waits: float) -> tuple[list[str], float]:
     """Set an alarm to each of `waits` from now, one after the other, and return who was called and how late."""
-    called: list[str] = []
-    done = asyncio.get_running_loop().create_future()
+    called, done = list[str](), asyncio.get_running_loop().create_future()
 
     def call(name: str) -> None:
         called.append(name)
         done.set_result(time.monotonic())
 
-    with Alarm() as alarm:
+    with closing(Alarm()) as alarm:
         when = 0.0
         for wait in waits:
             when = time.monotonic() + wait

@@ -14,7 +14,7 @@ from tests.rings import subcases
 
 from weir.client.calls import ConnectionLost, Unreachable
 from weir.client.http_calls import OutgoingRequest
-from weir.client.http_connection import Connections
+from weir.client.http_connection import Connections, headers_with
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
@@ -85,7 +85,7 @@ def asking(
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[tuple[Peer, Connections]]:  # fmt: skip
     peer = Peer(answers, tls)
-    client = Connections(where.format(port=peer.port), token, most)
+    client = Connections(where.format(port=peer.port), headers_with(token), most)
     try:
         yield peer, client
     finally:
@@ -180,7 +180,7 @@ def test_nothing_is_sent_after_the_end() -> None:
 
 def test_nobody_listens() -> None:
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: no connection"):
-        Connections("http://127.0.0.1:9", None, 1).send(ASKED, LONG)
+        Connections("http://127.0.0.1:9", {}, 1).send(ASKED, LONG)
 
 
 def test_tls_wants_a_certificate_that_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,4 +207,4 @@ def test_a_url_may_have_a_name_and_a_password_and_no_scheme() -> None:
 @subcases("url", ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"])
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(SettingsError, match="url="):
-        Connections(url, None, 1)
+        Connections(url, {}, 1)

@@ -135,6 +135,7 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--replicas=0"], "--replicas='0': must be a number from 1 on"),
         ([TARGET, "--replicas=0..3"], "--replicas='0..3': must be a number from 1 on"),
         ([TARGET, "--replicas=4..2"], "--replicas='4..2': must be a number from 1 on"),
+        (["a b:C"], "TARGET 'a b:C': must be module:Class or path/file.py:Class"),
         ([TARGET, "--cpu=lots"], "--cpu='lots': must be CPUs"),
         ([TARGET, "--cpu=0"], "--cpu='0': must be CPUs"),
         ([TARGET, "--memory=1GB"], "--memory='1GB': must be bytes"),

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from math import inf
 from operator import add
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,14 +210,6 @@ class Alarm:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 # Seconds before an instant for which the event loop turns without sleeping: a wake-up takes up to about so long.
 SPIN = 0.0001
@@ -352,13 +343,13 @@ async def run_round(
     end = partial(finished.set_result, None)
     if load.times is None:
         start = clock()
-        closing, callers = start + load.round_seconds, load.concurrency or 1
+        last, callers = start + load.round_seconds, load.concurrency or 1
         ClosedLoop(
-            ledger, target.send, clock=clock, soon=loop.call_soon, finished=end, concurrency=callers, end=closing
+            ledger, target.send, clock=clock, soon=loop.call_soon, finished=end, concurrency=callers, end=last
         ).start()
         await _settled(target, ledger, finished)
     else:
-        with Alarm() as alarm:
+        with closing(Alarm()) as alarm:
             OpenLoop(ledger, target.send, clock=clock, waker=alarm, soon=loop.call_soon, finished=end).tick()
             await _settled(target, ledger, finished)
     after = await target.counts()

@@ -27,7 +27,6 @@ from weir.batching.workers import ORDERS, SOLVED
 from weir.catalog.chains import chain_of
 from weir.catalog.repository.model_files import with_attributes
 from weir.catalog.sources import (
-    ALL_FORMS,
     ModelToServe,
     Parameter,
     Parameters,
@@ -35,6 +34,7 @@ from weir.catalog.sources import (
     located,
     model_to_load,
     platform_of,
+    split_target,
 )
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
@@ -58,8 +58,6 @@ from weir.workers.turns import DeviceGroup
 if TYPE_CHECKING:
     from weir.tuning.device import DeviceGroups
 
-_FORM = f"must be {ALL_FORMS}"
-
 FindGroup = Callable[[str, str], DeviceGroup]  # the device group of a name and an order
 
 
@@ -75,9 +73,10 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     """
     if (model := model_to_load(target, trust)) is not None:
         return _load_on_platform(model)
-    place, _, name = target.rpartition(":")
-    if not (place and name):
-        raise SettingsError(f"TARGET {target!r}: {_FORM}{_named_apart(target)}")
+    try:
+        place, name = split_target(target)
+    except SettingsError as error:
+        raise SettingsError(f"{error.message}{_named_apart(target)}") from None
     importlib.invalidate_caches()
     before = set(sys.modules)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
@@ -135,8 +134,6 @@ def _load_file(target: str, path: Path) -> ModuleType:
 def _load_module(target: str, name: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise SettingsError(f"TARGET {target!r}: {_FORM}; {name!r} is neither a module's name nor a .py file")
     top, _, rest = name.partition(".")
     folder = None
     present = sys.modules.get(top)

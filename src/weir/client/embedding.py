@@ -18,9 +18,9 @@ import numpy
 from numpy.typing import NDArray
 
 from weir._version import __version__
-from weir.client.calls import NEVER, Retry, Unreachable, error_of_status, of_call, of_client
-from weir.client.http_calls import HttpReply, OutgoingRequest
-from weir.client.http_connection import Connections
+from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client
+from weir.client.http_calls import HttpReply, OutgoingRequest, checked
+from weir.client.http_connection import Connections, headers_with
 from weir.errors import (
     Cancelled,
     CapacityError,
@@ -29,7 +29,6 @@ from weir.errors import (
     Overloaded,
     SettingsError,
     Unsupported,
-    WeirError,
 )
 
 # By default, requests that a full queue refuses are sent again until their deadline.
@@ -405,7 +404,7 @@ def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: in
         raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
     if port_out is not None:
         raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP responses come back on the same connection")
-    return HttpEmbedding(Connections(url, token, _AT_ONCE * 2), identity, retry)
+    return HttpEmbedding(Connections(url, headers_with(token), _AT_ONCE * 2), identity, retry)
 
 
 class HttpEmbedding:
@@ -479,10 +478,7 @@ class HttpEmbedding:
         self._transport.close()
 
     def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:
-        reply = self._transport.send(request, timeout)
-        if reply.status != 200:
-            raise error_of(reply)
-        return reply
+        return checked(self._transport.send(request, timeout))
 
 
 def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
@@ -520,17 +516,6 @@ def _read(reply: HttpReply) -> Vectors:
     vectors = numpy.frombuffer(fields["result"], "<f4").astype(numpy.float32).reshape(fields["shape"])
     foreign = reply.headers.get(_FOREIGN, "")
     return Vectors(vectors, fields.get("truncated", ()), fields.get("tokens"), int(foreign) if foreign.isdigit() else 0)
-
-
-def error_of(reply: HttpReply) -> WeirError:
-    """Return the error that `reply` stands for."""
-    try:
-        fields = msgspec.json.decode(reply.body)
-        text, name = str(fields["description"]), str(fields["type"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        text, name = reply.body[:1000].decode(errors="replace"), ""
-    after = reply.headers.get("retry-after", "")
-    return error_of_status(reply.status, text, name=name, retry_after=float(after) if after.isdigit() else None)
 
 
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:

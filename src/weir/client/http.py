@@ -1,7 +1,7 @@
 """The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httptools."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -12,52 +12,6 @@ from weir.client.http_connection import AsyncConnections, Connections, ServerAdd
 from weir.client.methods import AsyncClient, Client, PerLoop
 
 CONNECTIONS = 64
-
-
-class HttpClient(Client):
-    """A client of a server over HTTP, such as `HttpClient("http://localhost:8000")`. Many threads may use it at a time.
-
-    Arguments:
-        url: http://HOST:PORT, https://HOST:PORT, or unix:PATH for a Unix socket.
-        timeout: seconds for each call that has no timeout of its own.
-        token: the control token, for the calls that need it.
-        retry: which calls are sent again; by default Retry().
-        binary: whether tensors travel as raw bytes; otherwise as JSON.
-        connections: largest number of open connections, which are kept for later calls.
-        tls: an ssl.SSLContext, or whether certificates are verified.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 60.0,
-        token: str | None = None,
-        retry: Retry | None = None,
-        binary: bool = True,
-        connections: int = CONNECTIONS,
-        tls: Any = True,
-    ) -> None:
-        transport = Connections(url, token, connections, tls)
-        super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
-
-
-class AsyncHttpClient(AsyncClient):
-    """HttpClient for an event loop: the methods are to be awaited."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 60.0,
-        token: str | None = None,
-        retry: Retry | None = None,
-        binary: bool = True,
-        connections: int = CONNECTIONS,
-        tls: Any = True,
-    ) -> None:
-        transport = AsyncHttpTransport(url, headers_with(token), connections, tls)
-        super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
 class AsyncHttpTransport:
@@ -91,3 +45,49 @@ class AsyncHttpTransport:
     async def close(self) -> None:
         """Close all connections."""
         await self._pools.close()
+
+
+class OverHttp:
+    """What the clients of a server's HTTP address have in common. Each has the class of its calls, and the `transport` for the arguments.
+
+    Arguments:
+        url: http://HOST:PORT, https://HOST:PORT, or unix:PATH for a Unix socket.
+        timeout: seconds for each call that has no timeout of its own.
+        token: the control token, for the calls that need it.
+        retry: which calls are sent again; by default Retry().
+        binary: whether tensors travel as raw bytes; otherwise as JSON.
+        connections: largest number of open connections, which are kept for later calls.
+        tls: an ssl.SSLContext, or whether certificates are verified.
+    """
+
+    calls: type[HttpCalls] = HttpCalls
+    transport: Callable[..., Any]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
+        binary: bool = True,
+        connections: int = CONNECTIONS,
+        tls: Any = True,
+    ) -> None:
+        kind = type(self)
+        made: Any = super()
+        transport = kind.transport(url, headers_with(token), connections, tls)
+        made.__init__(kind.calls(binary=binary), transport, timeout=timeout, retry=retry)
+
+
+class HttpClient(OverHttp, Client):
+    """A client of a server over HTTP, such as `HttpClient("http://localhost:8000")`. Many threads may use it at a time. See OverHttp for the
+    arguments."""
+
+    transport = Connections
+
+
+class AsyncHttpClient(OverHttp, AsyncClient):
+    """HttpClient for an event loop: the methods are to be awaited."""
+
+    transport = AsyncHttpTransport

@@ -104,9 +104,11 @@ def checked(reply: HttpReply) -> HttpReply:
 
 
 def error_of(reply: HttpReply) -> WeirError:
-    """Return the error that `reply` stands for."""
-    text, name = _text_of(reply.body), reply.headers.get(ERROR_NAME, "")
-    return error_of_status(reply.status, text, name=name, retry_after=_seconds(reply.headers.get("retry-after", "")))
+    """Return the error that `reply` stands for, in the protocol's form, in ours (docs/reference/errors.md), or in that of /encode."""
+    text, name = _text_of(reply.body)
+    after = reply.headers.get("retry-after", "")
+    name, seconds = reply.headers.get(ERROR_NAME, name), float(after) if after.isdigit() else None
+    return error_of_status(reply.status, text, name=name, retry_after=seconds)
 
 
 def _event_decoder() -> Decoder:
@@ -115,8 +117,8 @@ def _event_decoder() -> Decoder:
     def feed(data: bytes) -> Iterable[InferenceResponse]:
         for event in parser.feed(data):
             if event.name == "error":
-                document = _loads(event.data)
-                raise error_of_status(500, _text_of(event.data), name=str(document.get("type", "")))
+                text, name = _text_of(event.data)
+                raise error_of_status(500, text, name=name)
             yield kserve_json.read_response(event.data)
 
     return feed
@@ -134,14 +136,12 @@ def _model(name: str, version: str) -> str:
     return f"/v2/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
-def _text_of(body: bytes) -> str:
-    """Return the text of an error's body in the protocol's form or in ours (docs/reference/errors.md), else the body itself."""
+def _text_of(body: bytes) -> tuple[str, str]:
+    """Return the text and the class name in an error's body; where it has none, the body itself and ""."""
     try:
-        error = _loads(body)["error"]
+        document = _loads(body)
+        error = document["error"] if "error" in document else document["description"]
+        name = str(document.get("type", ""))
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return body[:1000].decode(errors="replace")
-    return str(error.get("message", "")) if isinstance(error, dict) else str(error)
-
-
-def _seconds(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
+        return body[:1000].decode(errors="replace"), ""
+    return (str(error.get("message", "")) if isinstance(error, dict) else str(error)), name

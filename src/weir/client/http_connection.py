@@ -262,12 +262,12 @@ class _Connection:
 class Connections:
     """A Transport for OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
 
-    At most `limit` connections are open; they are kept for later requests. `token` goes with each request; `tls` is as for HttpClient.
+    At most `limit` connections are open; they are kept for later requests. `headers` go with each request; `tls` is as for HttpClient.
     Raises SettingsError for a URL of another form.
     """
 
-    def __init__(self, url: str, token: str | None, limit: int, tls: bool | ssl.SSLContext = True) -> None:
-        self._server = ServerAddress(url, headers_with(token), tls)
+    def __init__(self, url: str, headers: Mapping[str, str], limit: int, tls: bool | ssl.SSLContext = True) -> None:
+        self._server = ServerAddress(url, headers, tls)
         self._places = BoundedSemaphore(limit)
         self._kept = ConnectionPool[_Connection](limit)
         self._closed = False

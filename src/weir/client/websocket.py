@@ -16,15 +16,14 @@ from weir.client.calls import (
     ConnectionLost,
     Decoder,
     Program,
-    Retry,
     Silence,
     Streaming,
     Unreachable,
     error_of_status,
 )
-from weir.client.http import CONNECTIONS, AsyncHttpTransport
+from weir.client.http import AsyncHttpTransport, OverHttp
 from weir.client.http_calls import HttpCalls, with_binary_outputs
-from weir.client.http_connection import address_of, headers_with, tls_context
+from weir.client.http_connection import address_of, tls_context
 from weir.client.methods import AsyncClient, BlockingTransport, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -138,43 +137,6 @@ _CANCEL_WAIT = 0.25
 _NOT_MADE = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError)
 
 
-class WebSocketClient(Client):
-    """A client of a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`. The requests of many threads may
-    be under way on it at a time. The arguments are those of HttpClient."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 60.0,
-        token: str | None = None,
-        retry: Retry | None = None,
-        binary: bool = True,
-        connections: int = CONNECTIONS,
-        tls: Any = True,
-    ) -> None:
-        transport = BlockingTransport(AsyncWebSocketTransport(url, headers_with(token), connections, tls))
-        super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
-
-
-class AsyncWebSocketClient(AsyncClient):
-    """WebSocketClient for an event loop: the methods are to be awaited."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 60.0,
-        token: str | None = None,
-        retry: Retry | None = None,
-        binary: bool = True,
-        connections: int = CONNECTIONS,
-        tls: Any = True,
-    ) -> None:
-        transport = AsyncWebSocketTransport(url, headers_with(token), connections, tls)
-        super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
-
-
 class AsyncWebSocketTransport:
     """An AsyncTransport that sends WrittenMessages over one WebSocket, which is opened when needed, and other steps over HTTP. The
     arguments are those of AsyncHttpTransport."""
@@ -217,6 +179,25 @@ class AsyncWebSocketTransport:
         """Close all connections."""
         await self._connections.close()
         await self._http.close()
+
+
+class WebSocketClient(OverHttp, Client):
+    """A client of a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`. The requests of many threads may
+    be under way on it at a time. See OverHttp for the arguments."""
+
+    calls = WebSocketCalls
+
+    @staticmethod
+    def transport(*arguments: Any) -> BlockingTransport:
+        """Return the transport, which runs in a thread of its own."""
+        return BlockingTransport(AsyncWebSocketTransport(*arguments))
+
+
+class AsyncWebSocketClient(OverHttp, AsyncClient):
+    """WebSocketClient for an event loop: the methods are to be awaited."""
+
+    calls = WebSocketCalls
+    transport = AsyncWebSocketTransport
 
 
 class _AsyncConnections:

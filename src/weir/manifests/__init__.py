@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from weir._version import __version__
 from weir.batching.settings import BatchingSettings
+from weir.catalog.sources import split_target
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, check, one_of, parse_size, setting
 from weir.errors import SettingsError
 from weir.protocols.access import is_loopback
@@ -167,6 +168,8 @@ def _refuse(settings: Settings, catalog: Mapping[str, Declared], stated: Collect
     if settings.process.fronts == "auto":
         raise SettingsError("--fronts=auto: a pod sees all CPUs of its node, not those it requests; state a number")
     for model in settings.models:
+        if model.platform == "python" and ":" in model.target:  # without one, it may be a folder of the image
+            split_target(model.target)
         check_ray(model.settings, str(model.settings.get("executor", WorkerSettings.executor)))
     if settings.grpc.grpc_port == http.port:
         raise SettingsError(f"--grpc-port={http.port}: is the port of HTTP; they must differ")

@@ -258,7 +258,6 @@ _NAMES = {
     "array": "a list",
 }
 
-_LOCATION = re.compile(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]")
 _KINDS = (
     ("Object missing required field", "missing"),
     ("Object contains unknown field", "unknown_field"),
@@ -270,7 +269,7 @@ def _msgspec_failure(error: Exception) -> ValidationFailed:
     """Return the ValidationFailed for an error of msgspec, such as "Expected `int`, got `str` - at `$.a[0]`"."""
     text, _, path = str(error).partition(" - at ")
     loc: list[str | int] = [
-        int(index) if index.isdigit() else field or index for field, index in _LOCATION.findall(path)
+        int(index) if index.isdigit() else field or index for index, field in _PATH_PARTS.findall(path)
     ]
     kind = next((kind for beginning, kind in _KINDS if text.startswith(beginning)), "value")
     return ValidationFailed(str(error), details=[{"loc": loc, "msg": text, "type": kind}])
