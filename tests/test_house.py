@@ -116,7 +116,6 @@ HOT = "it is made or called for each batch or request: one more object would cos
 MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
-    "weir.batching.batcher.Batcher._start": HOT,
     "weir.catalog.adapters.triton_utils.PbRequest.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,

@@ -278,8 +278,20 @@ class Dispatch:
 
     def explain(self) -> dict[str, Any]:
         """Return the explanation as a JSON-able dict with the fields of DispatchRecord."""
-        own = {name: getattr(self, name) for name in DispatchRecord.__annotations__}
-        return own | {"reason": self.reason.name.lower(), "wakeup": self.wakeup.name.lower()}
+        return explained(self.record())
+
+    def record(self) -> tuple[Any, ...]:
+        """Return what is remembered of it, for `explained`: the values of DispatchRecord."""
+        return (
+            self.batch_id, self.worker, self.rows, self.cost, self.padding, self.reason, self.waiting, self.oldest_age, self.limit,
+            self.wakeup, self.at, self.attempt, self.bulk,
+        )  # fmt: skip
+
+
+def explained(record: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the explanation of the dispatch of which this is the record."""
+    own = dict(zip(DispatchRecord.__annotations__, record, strict=True))
+    return own | {"reason": own["reason"].name.lower(), "wakeup": own["wakeup"].name.lower()}
 
 
 class Batch:

@@ -11,8 +11,8 @@ import pytest
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
-from weir.batching.group import FifoQueue, Group, SizeClass
-from weir.batching.padded import LengthSizeClass, length_of
+from weir.batching.group import FifoQueue, Group, size_class
+from weir.batching.padded import LengthQueue, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
@@ -196,7 +196,7 @@ class Mill:
             running, suspects = sum(dispatch.bulk for dispatch in batcher.running.values()), batcher._bulk.suspects
         else:
             running = sum(dispatch.rows - dispatch.bulk for dispatch in batcher.running.values())
-            suspects = batcher._suspects
+            suspects = batcher._interactive.suspects
         again = sum(self._share(entry) * entry[0].form.rows for entry in suspects.entries())
         under_way = waiting + running + ceil(again - 1e-9)
         assert under_way in (request.form.rows, min(under_way, settings.capacity or inf))
@@ -320,7 +320,7 @@ def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: 
     queues: dict[tuple[Any, ...], list[Asked]] = {}
     for request in accepted:
         if id(request) in first:
-            size = (LengthSizeClass if padded else SizeClass).class_of(request) if request.large else None
+            size = size_class((LengthQueue if padded else FifoQueue).size(request)) if request.large else None
             queues.setdefault((queue_of(request), size, length_of(request) if padded else None), []).append(request)
     for members in queues.values():
         members.sort(key=lambda each: each.arrival)

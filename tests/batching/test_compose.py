@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.batching.mill import Asked, filled, listed, many
 
-from weir.batching.compose import BatchDraft, compose
+from weir.batching.compose import BatchDraft, Composer
 from weir.batching.group import Group
 from weir.messages import Kind
 
@@ -14,7 +14,9 @@ from weir.messages import Kind
 def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, overtakes: int = 4) -> BatchDraft:
     """Compose a batch."""
     before = group.waiting
-    load = compose(group, rows, cost, start_cutoff, overtakes)
+    composer = Composer(overtakes)
+    load = composer.draft(rows, cost, start_cutoff)
+    composer.fill(load, group)
     assert before - group.waiting == load.departed
     return load
 
@@ -163,7 +165,7 @@ def test_a_crowd_that_was_cancelled_leaves_nothing_behind() -> None:
         group.add(request)
         request.settled = True
         group.remove(request)
-    assert sum(len(share.waiting) for share in group.levels[0].large.shares.values()) < 200
+    assert sum(len(share.queue.waiting) for share in group.levels[0].large.shares.values()) < 200
     assert take(group, 4).requests == [head]
 
 

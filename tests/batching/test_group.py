@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tests.batching.mill import Asked, filled, listed
 
-from weir.batching.group import MAX_QUEUES, SLACK, Deadlines, Group
+from weir.batching.group import SLACK, Deadlines, Group
 
 
 def end(group: Group, request: Asked) -> int:
@@ -37,7 +37,7 @@ def test_levels_are_in_order_of_priority_and_forgotten_when_empty() -> None:
     assert [level.priority for level in group.levels] == [0]
     end(group, requests[0])
     assert [level.priority for level in group.levels] == [0]
-    assert group.plain is group.levels[0].small
+    assert group.plain is group.levels[0].small.queue
 
 
 def test_ten_thousand_priorities_leave_nothing_behind() -> None:
@@ -62,12 +62,11 @@ def test_those_of_about_its_size_are_ahead_of_a_large_one() -> None:
 # The earliest deadline of the waiting requests, whatever timeouts they have.
 
 
-def test_more_distinct_timeouts_than_queues_share_a_heap() -> None:
+def test_the_earliest_is_that_of_a_request_that_waits() -> None:
     deadlines = Deadlines()
     requests = [Asked(0, 0.0, float(timeout)) for timeout in range(30, 0, -1)]
     for request in requests:
         deadlines.add(request)
-    assert len(deadlines._by_timeout) == MAX_QUEUES
     assert len(deadlines) == 30
     for request in reversed(requests):
         assert deadlines.earliest() == request.deadline
@@ -91,7 +90,6 @@ def test_what_has_gone_is_swept_out() -> None:
         deadlines.add(blocker)
     deadlines.trim(0)
     assert len(deadlines) == 0
-    assert not deadlines._by_timeout
 
 
 @given(some.lists(some.tuples(some.floats(0.1, 9.0), some.integers(0, 12), some.booleans()), max_size=60))

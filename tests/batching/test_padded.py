@@ -14,6 +14,7 @@ from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
 from weir.batching.padded import ByLength, LengthQueue, length_of
 from weir.batching.request_state import is_gone
+from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, InvalidRequest
 
 filled = partial(mill.filled, queue=LengthQueue)
@@ -28,9 +29,12 @@ def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None 
     """Compose a batch."""
     before = group.waiting
     seconds = rest.get("seconds", 0.0)
-    load = ByLength(padding, lambda _: seconds, rest.get("share", 1.0))(
-        group, rows, cost, rest.get("start_cutoff", 0.0), int(rest.get("overtakes", 4))
+    settings = BatchingSettings(
+        max_padding=padding, padding_cost=rest.get("share", 1.0), max_overtakes=int(rest.get("overtakes", 4))
     )
+    composer = ByLength(settings, lambda _: seconds)
+    load = composer.draft(rows, cost, rest.get("start_cutoff", 0.0))
+    composer.fill(load, group)
     assert before - group.waiting == load.departed
     return load
 

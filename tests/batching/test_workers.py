@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.batching.mill import many
 
-from weir.batching.batcher import Batcher
+from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Reservation, SharedWorkers, WaitingTurn
+from weir.batching.workers import Places, Reservation, SharedWorkers
 from weir.messages import Dispatch, Wakeup
 from weir.policy.rules import ControlLimit, Greedy
 
@@ -39,7 +39,7 @@ def test_fewest_batches_then_the_first_of_busy_workers() -> None:
 # Workers that several models share, in virtual time.
 
 
-class Sharer:
+class Sharer(BatcherUser):
     """A model that shares workers: a real batcher, whose batches take `seconds` each."""
 
     def __init__(self, name: str, course: "Course", seconds: float, **settings: Any) -> None:
@@ -49,19 +49,7 @@ class Sharer:
         self.batcher = Batcher(BatchingSettings(**settings), policy)
         self._course = course
 
-    @property
-    def claim(self) -> int:
-        return self.batcher.claim
-
-    @property
-    def turn(self) -> WaitingTurn | None:
-        return self.batcher.turn
-
-    def worker_away(self, worker: int) -> None:
-        self.batcher.worker_away(worker)
-
-    def worker_back(self, worker: int) -> None:
-        self.batcher.worker_back(worker)
+    def poll_worker(self) -> None:
         self.poll(Wakeup.WORKER)
 
     def poll(self, wakeup: Wakeup) -> None:

@@ -128,7 +128,7 @@ KINDS = {
         "refusal-kept-from-a-front": Fault(FRONT + "_enter", skips("self.fail")),
         "handed-back-nowhere": Fault(FRONT + "_hand_back", skips("put")),
         "crash-tried-for-ever": Fault("weir.batching.retry:CrashRetry.died", takes("_last_tries", "False")),
-        "late-once-more": Fault("weir.batching.batcher:Batcher.poll", skips("queue.sweep")),
+        "late-once-more": Fault("weir.batching.batcher:Batcher.poll", skips("sweep")),
     },
     "a deadline that does not hold": {
         "answer-after-the-deadline": Fault(DRIVER + "deliver", skips("is_late", "False")),

@@ -12,6 +12,7 @@ Bulk requests, whose priority is below 0, wait in a queue of their own, which no
 Every wait of a policy is clamped: see forecast.py.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -19,19 +20,19 @@ from typing import Any
 
 from weir.batching.bulk import BulkWork, WorkClass, is_bulk
 from weir.batching.collate import Lost
-from weir.batching.compose import BatchDraft, compose
+from weir.batching.compose import BatchDraft, Composer
 from weir.batching.forecast import BULK, IDLE, MARGIN, UNKNOWN_WAIT, QueueForecast, at_once, bounded, greedily
 from weir.batching.group import FifoQueue, Group
 from weir.batching.padded import ByLength, LengthQueue
-from weir.batching.queue import RequestQueue
+from weir.batching.queue import Bound, Rank, RequestQueue
 from weir.batching.request_state import settle, steps
 from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Running, WaitingTurn, Worker, WorkerKinds
+from weir.batching.workers import Places, Running, WaitingTurn, Worker, WorkerKinds
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from weir.messages import Dispatch, Form, Kind, Reason, Request, Wakeup
-from weir.policy.decision import Observation, Policy, PolicyBase, complete
+from weir.messages import Dispatch, Form, Kind, Reason, Request, Wakeup, explained
+from weir.policy.decision import Observation, Policy, complete
 
 
 def check_size(request: Request, settings: BatchingSettings) -> None:
@@ -53,28 +54,6 @@ def check_size(request: Request, settings: BatchingSettings) -> None:
         )
 
 
-class Bound:
-    """The policy's bound on the length of the queue, which is never above that of the settings. `rows` is None if the policy has none."""
-
-    def __init__(self, queue: RequestQueue) -> None:
-        self._queue = queue
-        self._largest = queue.max_rows
-        self.rows: int | None = None
-
-    def move(self, rows: int | None, least: int) -> None:
-        """Let at most `rows` wait, and at least `least`; None: as many as the settings allow."""
-        self._queue.resize(self._largest if rows is None else min(max(least, rows), self._largest))
-        self.rows = rows
-
-    def ask(self, policy: PolicyBase, now: float) -> None:
-        """Let more rows wait if the policy, which is notified that the queue is full, allows it. Raises whatever the policy raises.
-
-        While no batch runs, one row may wait: the policy is asked to decide only if one does.
-        """
-        if self.rows is not None:
-            self.move(policy.full(now), 0 if self._queue.running else 1)
-
-
 RECENT = 100  # dispatches that are remembered
 
 
@@ -88,17 +67,20 @@ class History:
     def note(self, cut: Dispatch) -> None:
         """Remember the dispatch `cut`."""
         self.counts[cut.reason] += 1
-        self._recent.append((
-            cut.batch_id, cut.worker, cut.rows, cut.cost, cut.reason, cut.waiting, cut.oldest_age, cut.limit, cut.wakeup,
-            cut.at, cut.attempt, False, cut.padding, cut.bulk,
-        ))  # fmt: skip
+        self._recent.append(cut.record())
 
     def recent(self) -> list[dict[str, Any]]:
         """Return the explanations of the last 100 dispatches, oldest first."""
-        return [
-            Dispatch(batch_id, worker, [], None, rows, cost, *explanation).explain()
-            for batch_id, worker, rows, cost, *explanation in self._recent
-        ]
+        return list(map(explained, self._recent))
+
+
+class Poll:
+    """The present poll: its instant, what woke the batcher, and the batches that are `cut` by now."""
+
+    __slots__ = ("cut", "now", "wakeup")
+    cut: list[Dispatch]
+    now: float
+    wakeup: Wakeup
 
 
 ITEM, RETRY = Kind.ITEM, Reason.RETRY
@@ -119,8 +101,8 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places", "_plain",
-        "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "kinds", "policy", "policy_error", "service", "settings",
+        "_bound", "_bulk", "_bulk_seen", "_classes", "_composer", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places", "_plain",
+        "_policy", "_polled", "_refused", "_running", "_small", "_tight", "draining", "kinds", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy, kinds: Sequence[int] = ()) -> None:
@@ -136,13 +118,13 @@ class Batcher:
         padded, max_cost = settings.padded, settings.max_batch_cost
         self.kinds = WorkerKinds(kinds, places, padded=padded, max_cost=max_cost) if kinds else None
         self.service = ServiceTime(padded=padded, max_cost=max_cost) if self.kinds is None else self.kinds.times
-        self._suspects = self._interactive.suspects
         self._bulk_seen = False  # until the first bulk request nothing is done for such
-        by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
-        self._compose = by_length if settings.padded else compose
+        by_length = ByLength(settings, self.service.expected)
+        self._composer = by_length if settings.padded else Composer(settings.max_overtakes)
         self._forecast = QueueForecast(settings, self.service, self._queue, self._places)
         self._running = Running()
         self._history = History()
+        self._polled = Poll()
         self._bound = Bound(self._queue)
         self._late: list[Request] = []  # left out at dispatch and settled; `expire` returns them
         self._late_at = 0.0
@@ -335,7 +317,7 @@ class Batcher:
         bulk = self._bulk
         bulk.workers.discard(worker)
         if not bulk.workers:
-            self._suspects.parts += bulk.suspects.parts
+            self._interactive.suspects.parts += bulk.suspects.parts
             bulk.suspects.clear()
             self._freed = True
 
@@ -412,46 +394,41 @@ class Batcher:
 
     def poll(self, now: float, wakeup: Wakeup) -> list[Dispatch]:
         """Return the batches to be run now, each with its worker. The policy is asked only while a worker has a free place."""
-        queue, places, bulk = self._queue, self._places, self._bulk
-        if self._suspects.parts or bulk.suspects.parts:  # before the sweep: the rest of a divided request may wait
-            self._settle_late([*self._suspects.passed(now), *bulk.suspects.passed(now)], now)
-        queue.sweep()
-        if self._bulk_seen:
-            bulk.queue.sweep()
+        queue, places, bulk, polled = self._queue, self._places, self._bulk, self._polled
+        polled.now, polled.wakeup, polled.cut = now, wakeup, []
+        for each in self._classes if self._bulk_seen else (self._interactive,):
+            if each.suspects.parts:  # before the sweep: the rest of a divided request may wait
+                self._settle_late(each.suspects.passed(now), now)
+            each.queue.sweep()
         queue.scheduler.wake_due(now)
-        cut: list[Dispatch] = []
-        if places.free and self._cut_again(self._interactive, cut, now, wakeup):
-            self._cut_as_decided(cut, now, wakeup)
+        if places.free and self._cut_again(self._interactive, polled):
+            self._cut_as_decided(polled)
             if self._bulk_seen and bulk.waiting and places.free and not bulk.workers:
-                self._cut_bulk(cut, now, wakeup)
-        if bulk.places.free and self._cut_again(bulk, cut, now, wakeup):
-            self._cut_for_bulk_workers(cut, now, wakeup)
-        return cut
+                self._cut_bulk(places, polled)
+        if bulk.places.free and self._cut_again(bulk, polled):
+            self._cut_bulk(bulk.places, polled)
+        return polled.cut
 
-    def _cut_again(self, work: WorkClass, cut: list[Dispatch], now: float, wakeup: Wakeup) -> bool:
-        """Cut batches of what is to run again, and add them to `cut`. Return whether other batches may be cut now."""
+    def _cut_again(self, work: WorkClass, polled: Poll) -> bool:
+        """Cut batches of what is to run again. Return whether other batches may be cut now."""
         while work.places.free and work.suspects.parts:
-            dispatch = self._retry(work, now, wakeup)
-            if dispatch is not None:
-                cut.append(dispatch)
-            elif work.suspects.parts:
+            if not self._retry(work, polled) and work.suspects.parts:
                 return False  # a retry needs a worker without other batches: wait until one has none
         return True
 
-    def _cut_as_decided(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
-        """Cut the batches that the policy wants now, and add them to `cut`."""
+    def _cut_as_decided(self, polled: Poll) -> None:
+        """Cut the batches that the policy wants now."""
         places, scheduler = self._places, self._queue.scheduler
         if self._freed:
             self._freed = False
             scheduler.wake_some()
         while places.free and (group := scheduler.first()) is not None:
-            dispatch = self._ask(group, now, wakeup)
-            if dispatch is not None:
-                cut.append(dispatch)
+            self._ask(group, polled)
 
-    def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
-        queue, settings, places, kinds = self._queue, self.settings, self._places, self.kinds
-        earliest_deadline, oldest_arrival = group.rank()
+    def _ask(self, group: Group, polled: Poll) -> None:
+        """Ask the policy about `group`, and cut a batch of it if the policy wants one."""
+        queue, settings, places, kinds, now = self._queue, self.settings, self._places, self.kinds, polled.now
+        earliest_deadline, oldest_arrival = rank = group.rank()
         seen = Observation(
             now, group.arrived - group.departed, oldest_arrival, earliest_deadline, queue.arrivals + self._refused,
             queue.last_arrival, places.free, places.staying, settings.max_batch_size, settings.max_queue_delay,
@@ -460,80 +437,65 @@ class Batcher:
         rows, reason, until, limit, kind = at_once(seen) if group.express else self._decision(seen)
         if not rows:
             queue.scheduler.park(group, until)
-            return None
+            return
         if kinds is None:
             worker, service = places.pick(), self.service
         else:
             worker = kinds.pick(kind, rows)
             service = kinds.times.of[worker.kind]
         cutoff = self._forecast.start_cutoff(seen, rows, group, service)
-        draft = self._compose(group, rows, self._max_cost, cutoff, settings.max_overtakes)
-        queue.account(group, draft)
-        if draft.late:
-            self._note_late(draft, now)
+        draft = self._composer.draft(rows, self._max_cost, cutoff)
+        self._take(self._interactive, group, draft, now)
         if not draft.requests:
-            return None
+            return
         queue.scheduler.led(group)
-        fills = self._bulk_seen and self._bulk.waiting and not self._bulk.workers
-        bulk = self._fill_up(draft, group, oldest_arrival, now) if fills else 0
-        if bulk:  # which may be due before all that leads the batch
-            earliest_deadline = min(earliest_deadline, *[request.deadline for request in draft.requests])
-        return self._start(
-            worker, draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
-        )
+        if self._bulk_seen and self._fill_up(draft, group, oldest_arrival, now):
+            # Bulk work may be due before all that leads the batch.
+            rank = min(earliest_deadline, *[request.deadline for request in draft.requests]), oldest_arrival
+        self._start(polled, worker, draft, reason, seen.waiting, rank, limit)
 
-    def _fill_up(self, draft: BatchDraft, group: Group, oldest_arrival: float, now: float) -> int:
-        """Have bulk requests join `draft`, a batch from `group`, as far as they may. Return how many rows they have."""
+    def _fill_up(self, draft: BatchDraft, group: Group, oldest_arrival: float, now: float) -> bool:
+        """Have bulk requests join `draft`, a batch from `group`, as far as they may. Return whether any do."""
         bulk, rows, cost, most = self._bulk, draft.rows, draft.cost, self.settings.max_batch_size
+        if not bulk.waiting or bulk.workers:
+            return False
         bulk.serves(oldest_arrival, self.bulk_delay, alone=not self._queue.running, spare=self._places.free > 1)
         room = bulk.room_beside(draft, group)
         if room is None or self._queue.waiting or rows >= most or group.express:
-            return 0
+            return False
         ours, more_cost = room
         draft.reopen(most, more_cost)
-        self._take(ours, most, self._max_cost, now, draft)
+        self._take(bulk, ours, draft, now)
         bulk.joined(draft.cost - cost)
-        return draft.rows - rows
+        draft.bulk = draft.rows - rows
+        return draft.bulk > 0
 
-    def _cut_bulk(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
-        """Cut batches of bulk requests for the workers that have nothing to do, and add them to `cut`."""
-        bulk, places, most = self._bulk, self._places, self._max_cost
-        limit, delay = bulk.limit(self.bulk_delay, now, self._queue.last_arrival)
-        while (worker := places.pick(empty=True)) is not None and (group := bulk.queue.scheduler.first()) is not None:
-            if not self.draining:
-                if places.free == 1 and self._queue.scheduler.end_of_wait() < now + delay:
-                    return  # the last free worker is kept for interactive requests whose wait is about to end
-                most = min(self._max_cost, limit)
-            self._cut_bulk_batch(worker, group, most, cut, now, wakeup)
+    def _cut_bulk(self, places: Places, polled: Poll) -> None:
+        """Cut batches of bulk requests for the workers of `places`: for bulk workers as large as batches may be; for others, which must have nothing else
+        to do, as large as may be now."""
+        bulk, now = self._bulk, polled.now
+        is_shared = places is self._places
+        is_limited = is_shared and not self.draining
+        limit, delay = bulk.limit(self.bulk_delay, now, self._queue.last_arrival) if is_limited else (inf, 0.0)
+        scheduler = bulk.queue.scheduler
+        while (worker := places.pick(empty=is_shared)) is not None and (group := scheduler.first()) is not None:
+            if is_limited and places.free == 1 and self._queue.scheduler.end_of_wait() < now + delay:
+                return  # the last free worker is kept for interactive requests whose wait is about to end
+            waiting, rank = group.waiting, group.rank()
+            draft = self._composer.draft(self.settings.max_batch_size, min(self._max_cost, limit), now)
+            self._take(bulk, group, draft, now)
+            if draft.requests:
+                scheduler.led(group)
+                draft.bulk = draft.rows
+                self._start(polled, worker, draft, BULK, waiting, rank)
 
-    def _cut_for_bulk_workers(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
-        """Cut batches of bulk requests for the free places of bulk workers, as large as batches may be, and add them to `cut`."""
-        bulk = self._bulk
-        while (worker := bulk.places.pick()) is not None and (group := bulk.queue.scheduler.first()) is not None:
-            self._cut_bulk_batch(worker, group, self._max_cost, cut, now, wakeup)
-
-    def _cut_bulk_batch(
-        self, worker: Worker, group: Group, cost: float, cut: list[Dispatch], now: float, wakeup: Wakeup
-    ) -> None:
-        """Cut a batch from the bulk requests of `group` that costs up to `cost`, and add it to `cut`."""
-        waiting, (deadline, oldest_arrival) = group.waiting, group.rank()
-        draft = self._take(group, self.settings.max_batch_size, cost, now, None)
-        if draft.requests:
-            self._bulk.queue.scheduler.led(group)
-            age = now - oldest_arrival
-            cut.append(self._start(worker, draft, BULK, waiting, age, None, wakeup, now, deadline, bulk=draft.rows))
-
-    def _take(self, group: Group, rows: int, cost: float, now: float, draft: BatchDraft | None) -> BatchDraft:
-        """Take bulk requests from `group` and return them as a draft: a new one of up to `rows` rows and so much `cost`, or `draft`."""
-        draft = self._compose(group, rows, cost, now, self.settings.max_overtakes, draft)
-        self._bulk.queue.account(group, draft)
+    def _take(self, work: WorkClass, group: Group, draft: BatchDraft, now: float) -> None:
+        """Take requests from `group`, of this class of work, as far as they fit into `draft`."""
+        self._composer.fill(draft, group)
+        work.queue.account(group, draft)
         if draft.late:
-            self._note_late(draft, now)
-        return draft
-
-    def _note_late(self, draft: BatchDraft, now: float) -> None:
-        self._late += draft.late
-        self._late_at = now
+            self._late += draft.late
+            self._late_at = now
 
     def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None, int | None]:
         try:
@@ -572,37 +534,35 @@ class Batcher:
             self.policy_error = error
         return self.room(request.form.rows, request.form.cost)
 
-    def _retry(self, work: WorkClass, now: float, wakeup: Wakeup) -> Dispatch | None:
-        """Cut a batch of entries that run again, for a worker without other batches; None if there is none of either."""
+    def _retry(self, work: WorkClass, polled: Poll) -> bool:
+        """Cut a batch of entries that run again, for a worker without other batches. Return False if there is none of either."""
         worker = work.places.pick(empty=True)
         part = work.suspects.pop() if worker is not None else None
         self._count_suspects(changed=True)
         if part is None:
-            return None
+            return False
         draft = draft_of(part.entries, self.settings.padding_cost if self.settings.padded else None)
-        oldest = min(request.arrival for request in draft.requests)
-        earliest = min(request.deadline for request in draft.requests)
-        dispatch = self._start(
-            worker, draft, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt,
-            bulk=draft.rows if work is self._bulk else 0,
-        )  # fmt: skip
+        draft.attempt, draft.bulk = part.attempt, draft.rows if work is self._bulk else 0
+        rank = min(request.deadline for request in draft.requests), min(request.arrival for request in draft.requests)
+        dispatch = self._start(polled, worker, draft, RETRY, self.waiting_rows, rank)
         work.suspects.started(dispatch.batch_id, part)
-        return dispatch
+        return True
 
     def _start(
-        self, worker: Worker | None, draft: BatchDraft, reason: Reason, waiting: int, oldest_age: float, limit: int | None,
-        wakeup: Wakeup, now: float, earliest_deadline: float, attempt: int = 0, bulk: int = 0,
+        self, polled: Poll, worker: Worker | None, draft: BatchDraft, reason: Reason, waiting: int, rank: Rank, limit: int | None = None
     ) -> Dispatch:  # fmt: skip
-        batch_id = self._next_id
-        self._next_id += 1
+        """Give `worker` the batch `draft`. `waiting` rows waited for it, and `rank` is the earliest deadline and the earliest arrival."""
         assert worker is not None  # only called with a place free; otherwise this is a bug
+        batch_id, now, bulk = self._next_id, polled.now, draft.bulk
+        self._next_id += 1
         work = self._served_by(worker.index)
         work.places.give(worker, batch_id, alone=reason is RETRY, bulk=reason is BULK)
         dispatch = Dispatch(
-            batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, oldest_age, limit,
-            wakeup, now, attempt, draft.plain, draft.padding, bulk, work is self._bulk,
+            batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, now - rank[1],
+            limit, polled.wakeup, now, draft.attempt, draft.plain, draft.padding, bulk, work is self._bulk,
         )  # fmt: skip
-        self._running.add(dispatch, earliest_deadline)
+        polled.cut.append(dispatch)
+        self._running.add(dispatch, rank[0])
         self._queue.ran(draft.rows - bulk)
         if bulk:
             self._bulk.queue.ran(bulk)
@@ -717,14 +677,7 @@ class Batcher:
     @property
     def has_waiting(self) -> bool:
         """Whether there is anything to decide, or `expire` has anything to return."""
-        queue, bulk = self._queue, self._bulk
-        return bool(
-            queue.arrivals != queue.departed
-            or bulk.waiting
-            or self._suspects.parts
-            or bulk.suspects.parts
-            or self._late
-        )
+        return bool(self.claim or self._bulk.suspects.parts or self._late)
 
     @property
     def has_left_out(self) -> bool:
@@ -735,7 +688,7 @@ class Batcher:
     def claim(self) -> int:
         """What a free worker could run: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
         queue = self._queue
-        if queue.arrivals != queue.departed or self._suspects.parts:
+        if queue.arrivals != queue.departed or self._interactive.suspects.parts:
             return 2
         return int(self._bulk.waiting > 0)
 
@@ -797,3 +750,32 @@ class Batcher:
     def drain_time(self) -> float:
         """Return how many seconds the queue will take at the rate at which batches come back; 1 s if nothing is known."""
         return self._forecast.drain_time(self._queue.running + self._queue.again)
+
+
+class BatcherUser(ABC):
+    """What drives a `batcher` whose workers other models may share: see WorkerUser."""
+
+    batcher: Batcher
+
+    @property
+    def claim(self) -> int:
+        """What a free worker could run; see Batcher.claim."""
+        return self.batcher.claim
+
+    @property
+    def turn(self) -> WaitingTurn | None:
+        """Its requests that are next; see Batcher.turn."""
+        return self.batcher.turn
+
+    def worker_away(self, worker: int) -> None:
+        """Give `worker` no batch until it is back."""
+        self.batcher.worker_away(worker)
+
+    def worker_back(self, worker: int) -> None:
+        """Give `worker` a batch, if one is due."""
+        self.batcher.worker_back(worker)
+        self.poll_worker()
+
+    @abstractmethod
+    def poll_worker(self) -> None:
+        """Poll the batcher, as a worker is free, and run what it cuts."""

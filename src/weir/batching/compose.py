@@ -9,8 +9,9 @@ ones are tried, and the other way round.
 """
 
 from math import inf
+from typing import cast
 
-from weir.batching.group import FifoQueue, Group, PriorityLevel, SizeClass
+from weir.batching.group import FifoQueue, Group, PriorityLevel, Share
 from weir.batching.request_state import dispatch, dispatch_items, lead, overtake, rows_left, settle, steps
 from weir.messages import Kind, Request
 
@@ -32,6 +33,8 @@ class BatchDraft:
         self.late: list[Request] = []
         self.plain = True  # all are single items
         self.divided: list[Request] = []  # taken in part; the rest still waits
+        self.bulk = 0  # rows of bulk work among those that were taken
+        self.attempt = 0  # how many times a worker has died with these requests
 
     def take(self, request: Request) -> bool:
         """Take as much of `request` as fits. Return whether that was all of it."""
@@ -88,40 +91,38 @@ class BatchDraft:
         return count
 
 
-def compose(
-    group: Group,
-    max_rows: int,
-    max_cost: float,
-    start_cutoff: float,
-    max_overtakes: int,
-    draft: BatchDraft | None = None,
-) -> BatchDraft:
-    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; an item that is larger goes alone.
+class Composer:
+    """Composes batches in the order of the queue. At most `max_overtakes` of them go before the oldest large request."""
 
-    With `draft`, which was reopened for `group` and has limits of its own, the requests join those that it has.
+    def __init__(self, max_overtakes: int) -> None:
+        self._max_overtakes = max_overtakes
 
-    Requests whose deadline is not after the instant `start_cutoff` leave the queue too, settled, as `late`. The draft is empty if all are late.
-    `group.departed` is updated.
-    """
-    if draft is None:
-        draft = BatchDraft(max_rows, max_cost, start_cutoff)
-    max_rows, max_cost = draft.max_rows, draft.max_cost
-    nobody_is_late = group.earliest() > start_cutoff
-    for level in group.levels:
-        small = level.small
-        if level.large.waiting:
-            FairTurns(draft, level, max_overtakes, nobody_is_late).fill()
-        else:
-            count = min(len(small.waiting) - small.dead, max_rows - draft.rows)
-            if nobody_is_late and not small.odd and draft.cost + count <= max_cost:
-                _take_plain(draft, small, count)
+    def draft(self, max_rows: int, max_cost: float, start_cutoff: float) -> BatchDraft:
+        """Return an empty draft of a batch of up to `max_rows` rows and `max_cost` cost, for requests whose deadline is after the instant
+        `start_cutoff`."""
+        return BatchDraft(max_rows, max_cost, start_cutoff)
+
+    def fill(self, draft: BatchDraft, group: Group) -> None:
+        """Take requests from `group`, in order, as far as they fit into `draft`; an item that is larger goes alone.
+
+        Requests that cannot be started in time leave the queue too, settled, as `late`. The draft stays empty if all are late. `group.departed` is
+        updated.
+        """
+        max_rows, nobody_is_late = draft.max_rows, group.earliest() > draft.start_cutoff
+        for level in group.levels:
+            small = level.small.queue
+            if level.large.waiting:
+                FairTurns(draft, level, self._max_overtakes, nobody_is_late).fill()
             else:
-                _take_in_order(draft, small)
-        if draft.rows >= max_rows:
-            break
-    group.departed += draft.departed
-    group.tidy()
-    return draft
+                count = min(len(small.waiting) - small.dead, max_rows - draft.rows)
+                if nobody_is_late and not small.odd and draft.cost + count <= draft.max_cost:
+                    _take_plain(draft, small, count)
+                else:
+                    _take_in_order(draft, small)
+            if draft.rows >= max_rows:
+                break
+        group.departed += draft.departed
+        group.tidy()
 
 
 def _take_plain(draft: BatchDraft, queue: FifoQueue, count: int) -> None:
@@ -165,14 +166,14 @@ def _leave_out(draft: BatchDraft, queue: FifoQueue, request: Request) -> None:
 class FairTurns:
     """Fills a batch from a level where large requests wait: small requests and each size class of large ones take turns.
 
-    `_tags` are the tags of the size classes (see SizeClass), and `_lowest` is the class with the lowest. They change only when a large request is
+    `_tags` are the tags of the size classes (see Share), and `_lowest` is the class with the lowest. They change only when a large request is
     taken or left out, however many small ones are taken.
     """
 
     def __init__(self, draft: BatchDraft, level: PriorityLevel, max_overtakes: int, nobody_is_late: bool) -> None:
         self._draft = draft
         self._level = level
-        self._small, self._large = level.small, level.large
+        self._share, self._small, self._large = level.small, level.small.queue, level.large
         self._max_overtakes = max_overtakes
         self._oldest = self._large.waiting[0]
         self._is_plain = nobody_is_late and not self._small.odd  # small requests need only be counted
@@ -188,9 +189,9 @@ class FairTurns:
         level.come_back()
         while draft.rows < draft.max_rows and (turn := self._next()) is not None:
             share, request = turn
-            if isinstance(share, SizeClass):
+            if share is not self._share:
                 self._take_large(share, request)
-            elif self._is_plain and draft.cost + self._level.count <= draft.max_cost:
+            elif self._is_plain and draft.cost + share.count <= draft.max_cost:
                 self._take_plain()
             else:
                 self._take_small(request)
@@ -201,29 +202,29 @@ class FairTurns:
             else:
                 overtake(self._oldest, 1)
 
-    def _next(self) -> tuple[PriorityLevel | SizeClass, Request] | None:
-        """Return the request that is next, and what it shares its turns with; None if no request is left that may fit."""
+    def _next(self) -> tuple[Share, Request] | None:
+        """Return the request that is next, and its share; None if no request is left that may fit."""
         first = self._small.head if self._takes_small else None
         oldest = self._large.head if self._takes_large else None
         if oldest is None:
-            return None if first is None else (self._level, first)
+            return None if first is None else (self._share, first)
         if oldest.overtaken >= self._max_overtakes and (first is None or oldest.arrival <= first.arrival):
             return self._large.share_of(oldest), oldest
-        if first is not None and self._level.had <= self._tags[self._lowest]:
-            return self._level, first
-        return self._lowest, self._lowest.head
+        if first is not None and self._share.had <= self._tags[self._lowest]:
+            return self._share, first
+        return self._lowest, cast(Request, self._lowest.queue.head)
 
     def _take_plain(self) -> None:
         """Take plain small requests together for as long as it is their turn, and at least the first."""
-        draft, level, until = self._draft, self._level, self._end_of_turn()
-        waiting = self._level.count
+        draft, share, until = self._draft, self._share, self._end_of_turn()
+        waiting = share.count
         most = min(waiting, draft.max_rows - draft.rows)
-        had, count = level.had + 1.0 / waiting, 1
+        had, count = share.had + 1.0 / waiting, 1
         while count < most and had <= until:
             had += 1.0 / (waiting - count)
             count += 1
         _take_plain(draft, self._small, count)
-        self._charge(level, had, draft.requests[-1])
+        self._charge(share, had, draft.requests[-1])
 
     def _end_of_turn(self) -> float:
         """Return the value of `had` at which the turn of small requests ends."""
@@ -233,15 +234,15 @@ class FairTurns:
         return self._tags[self._lowest] if oldest.overtaken < self._max_overtakes else -inf
 
     def _take_small(self, request: Request) -> None:
-        draft, waiting, rows = self._draft, self._level.count, self._draft.rows
+        draft, waiting, rows = self._draft, self._share.count, self._draft.rows
         if request.deadline <= draft.start_cutoff:
             _leave_out(draft, self._small, request)
             return
         self._takes_small = _take_head(draft, self._small, request)
         if draft.rows > rows:
-            self._charge(self._level, self._level.had + (draft.rows - rows) / waiting, request)
+            self._charge(self._share, self._share.had + (draft.rows - rows) / waiting, request)
 
-    def _take_large(self, share: SizeClass, request: Request) -> None:
+    def _take_large(self, share: Share, request: Request) -> None:
         draft, waiting, rows = self._draft, share.count, self._draft.rows
         if request.deadline <= draft.start_cutoff:
             _leave_out(draft, self._large, request)
@@ -253,7 +254,7 @@ class FairTurns:
                 self._has_led = self._has_led or (leads and request is self._oldest)
         self._tag(share)
 
-    def _charge(self, share: PriorityLevel | SizeClass, had: float, last: Request) -> None:
+    def _charge(self, share: Share, had: float, last: Request) -> None:
         """Set what each request of `share` has had. `last` is the last request that was taken."""
         share.had = had
         oldest, is_oldest = self._oldest, last is self._oldest
@@ -261,7 +262,7 @@ class FairTurns:
             self._large.clock = max(self._large.clock, had)
         self._was_overtaken = self._was_overtaken or (not is_oldest and oldest.arrival <= last.arrival)
 
-    def _tag(self, share: SizeClass) -> None:
+    def _tag(self, share: Share) -> None:
         """Compute the tag of `share` again, of which a request was taken or left out, and which tag is the lowest."""
         if share.count:
             self._tags[share] = share.tag(self._draft.max_rows)

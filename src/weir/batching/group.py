@@ -3,11 +3,8 @@
 Most of the time all requests of a group are small ones of priority 0 with the same timeout: their queue is then in the order of deadlines too, and
 `Group.timeout` is that timeout. Only when another request joins are the deadlines kept apart, until the group is empty again.
 
-Requests of equal timeout arrive in the order of their deadlines, so the queue of one timeout needs no sorting. Only when there are many distinct
-timeouts at once do the further ones share a heap. A request that has gone stays in these queues until it comes to the front, or until such
-requests are more than half of all.
-
-The requests of one priority have two queues: one for the small ones, one for the large ones.
+The requests of one priority have two queues: one for the small ones, one for the large ones. The large ones are divided by size too. The small ones,
+and the large ones of each size class, are a Share: what takes turns with the others when a batch is filled.
 """
 
 from bisect import bisect_right
@@ -15,107 +12,71 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
-from math import inf, log2, nan, nextafter
+from math import inf, log2, nextafter
 from operator import attrgetter
+from typing import cast
 
 from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Express, Kind, Request
 
-MAX_QUEUES = 8  # distinct timeouts with a queue of their own
 SLACK = 64  # requests that have gone and are kept before they are removed
 
 
 class Deadlines:
-    """The deadlines of the waiting requests. To add one is O(1) for at most MAX_QUEUES distinct timeouts."""
+    """The deadlines of waiting requests. To add one takes a single comparison where they come in the order of their deadlines.
 
-    __slots__ = ("_adds", "_by_timeout", "_heap")
+    A request that has gone stays until it comes to the front, or until such requests are more than half of all.
+    """
+
+    __slots__ = ("_adds", "_heap")
 
     def __init__(self) -> None:
-        self._by_timeout: dict[float, deque[Request]] = {}
         self._heap: list[tuple[float, int, Request]] = []
         self._adds = 0
 
     def __len__(self) -> int:
-        return len(self._heap) + sum(map(len, self._by_timeout.values()))
+        return len(self._heap)
 
     def add(self, request: Request) -> None:
         """Add a waiting request."""
-        queue = self._by_timeout.get(request.form.timeout)
-        if queue is None and len(self._by_timeout) < MAX_QUEUES:
-            queue = self._by_timeout[request.form.timeout] = deque()
-        if queue is None or (queue and queue[-1].deadline > request.deadline):
-            self._adds += 1
-            heappush(self._heap, (request.deadline, self._adds, request))
-        else:
-            queue.append(request)
+        self._adds += 1
+        heappush(self._heap, (request.deadline, self._adds, request))
 
     def earliest(self) -> float:
         """Return the earliest deadline of the requests that wait; infinity if none does."""
-        first, empty = float("inf"), None
-        for timeout, queue in self._by_timeout.items():
-            while queue:
-                request = queue[0]
-                if request.settled or request.taken >= request.form.rows:
-                    queue.popleft()
-                    continue
-                if request.deadline < first:
-                    first = request.deadline
-                break
-            else:
-                empty = timeout
-        if empty is not None and len(self._by_timeout) > 1:
-            del self._by_timeout[empty]
         heap = self._heap
-        while heap:
-            request = heap[0][2]
-            if not request.settled and request.taken < request.form.rows:
-                return min(first, request.deadline)
+        while heap and is_gone(heap[0][2]):
             heappop(heap)
-        return first
+        return heap[0][0] if heap else inf
 
     def within(self, until: float) -> list[Request]:
         """Return the waiting requests whose deadline is not after `until`, in no order. The cost is linear in what is found and has gone."""
         found: list[Request] = []
-        for queue in self._by_timeout.values():
-            found += takewhile(lambda request: request.deadline <= until, queue)
-        heap, places = self._heap, [0]
-        while places:
-            place = places.pop()
-            if place < len(heap) and heap[place][0] <= until:
-                found.append(heap[place][2])
-                places += (2 * place + 1, 2 * place + 2)
-        return [request for request in found if not request.settled and request.taken < request.form.rows]
+        heap, indices = self._heap, [0]
+        while indices:
+            index = indices.pop()
+            if index < len(heap) and heap[index][0] <= until:
+                found.append(heap[index][2])
+                indices += (2 * index + 1, 2 * index + 2)
+        return [request for request in found if not is_gone(request)]
 
     def passed(self, now: float) -> list[Request]:
         """Remove and return the waiting requests whose deadline is not after `now`."""
         late: list[Request] = []
         while self.earliest() <= now:
-            for queue in self._by_timeout.values():
-                if queue and queue[0].deadline <= now:
-                    late.append(queue.popleft())
-            if self._heap and self._heap[0][0] <= now:
-                late.append(heappop(self._heap)[2])
-        return [request for request in late if not request.settled and request.taken < request.form.rows]
+            late.append(heappop(self._heap)[2])
+        return late
 
     def trim(self, live: int) -> None:
         """Remove requests that have gone if they are more than half, when `live` requests wait. If none waits, keep nothing: a request may hold much
         memory, and there may be no later one."""
         if not live:
-            self._by_timeout.clear()
             self._heap.clear()
-        if len(self) <= 2 * live + SLACK:
-            return
-        for timeout, queue in list(self._by_timeout.items()):
-            left = [request for request in queue if not request.settled and request.taken < request.form.rows]
-            queue.clear()
-            queue.extend(left)
-            if not left:
-                del self._by_timeout[timeout]
-        self._heap = [entry for entry in self._heap if not entry[2].settled and entry[2].taken < entry[2].form.rows]
-        heapify(self._heap)
+        elif len(self._heap) > 2 * live + SLACK:
+            self._heap = [entry for entry in self._heap if not is_gone(entry[2])]
+            heapify(self._heap)
 
 
-MIXED = nan  # equal to no timeout, not even to itself
 CLASSES_PER_OCTAVE = 4  # size classes for each doubling: the sizes of one class differ by at most a fifth
 
 
@@ -135,9 +96,14 @@ class FifoQueue:
         self.odd = 0  # how many of the others are not plain
 
     @staticmethod
-    def for_large() -> "FairQueue":
-        """Return a queue for the large requests of the same priority."""
-        return FairQueue(SizeClass)
+    def size(request: Request) -> float:
+        """Return the size of `request` by which large requests are divided into classes."""
+        return request.form.rows
+
+    @staticmethod
+    def portion(request: Request, max_rows: int, max_cost: float) -> float:
+        """Return how much of `request`, in the unit of its size, a batch of up to `max_rows` rows and so much cost takes."""
+        return min(rows_left(request), max_rows)
 
     def __len__(self) -> int:
         return len(self.waiting) - self.dead
@@ -224,82 +190,65 @@ def size_class(size: float) -> int:
     return round(CLASSES_PER_OCTAVE * log2(size))
 
 
-class SizeClass:
-    """The requests of one size class, in order of arrival. `had` is how many rows each of them would have had dispatched, had it always waited."""
+class Share:
+    """Requests that take turns as one: the small ones of a priority, or the large ones of one size class.
 
-    __slots__ = ("count", "had", "waiting")
+    `had` is how much each of them would have had dispatched, had it always waited: rows, or cost where batches are padded.
+    """
 
-    def __init__(self, had: float) -> None:
-        self.had = had
-        self.count = 0
-        self.waiting: deque[Request] = deque()  # some of them may have gone
+    __slots__ = ("had", "queue")
+
+    def __init__(self, queue: FifoQueue) -> None:
+        self.had = 0.0
+        self.queue = queue
 
     @property
-    def head(self) -> Request:
-        """The request that is next. There must be one."""
-        waiting = self.waiting
-        while is_gone(waiting[0]):
-            waiting.popleft()
-        return waiting[0]
+    def count(self) -> int:
+        """How many requests wait."""
+        return len(self.queue)
 
-    @staticmethod
-    def class_of(request: Request) -> int:
-        """Return the size class of `request`."""
-        return size_class(request.form.rows)
-
-    def tag(self, max_rows: int) -> float:
-        """Return what `had` will be when the next request gets up to `max_rows` rows more: the class with the lowest tag goes first."""
-        return self.had + min(rows_left(self.head), max_rows) / self.count
-
-    def add(self, request: Request) -> None:
-        """Add a request."""
-        self.count += 1
-        waiting = self.waiting
-        if waiting and request.arrival < waiting[-1].arrival:
-            waiting.insert(bisect_right(waiting, request.arrival, key=arrival_of), request)
-        else:
-            waiting.append(request)
-
-    def leave(self, request: Request) -> None:
-        """Remove `request`, which has gone."""
-        self.count -= 1
-        if len(self.waiting) > 2 * self.count + SLACK:
-            self.waiting = deque(request for request in self.waiting if not is_gone(request))
+    def tag(self, max_rows: int, max_cost: float = inf) -> float:
+        """Return what `had` will be when the next request, which there must be, gets up to `max_rows` rows or `max_cost` more: the share with the
+        lowest tag goes first."""
+        head = cast(Request, self.queue.head)
+        return self.had + self.queue.portion(head, max_rows, max_cost) / len(self.queue)
 
 
 class FairQueue(FifoQueue):
     """Large requests, with an equal share for each waiting request of each size class. `waiting` is in order of arrival, whatever the size.
 
-    `clock` is the largest `had` of any size class; a size class that is new begins there. `kind` is the type of the size classes, which says
-    what size is.
+    `clock` is the largest `had` of any size class; a size class that is new begins there. `queue_type` is the type of the queues of the size classes.
     """
 
-    __slots__ = ("_away", "clock", "kind", "shares")
+    __slots__ = ("_away", "_queue_type", "clock", "shares")
 
-    def __init__(self, kind: type[SizeClass]) -> None:
+    def __init__(self, queue_type: type[FifoQueue]) -> None:
         super().__init__()
         self.clock = 0.0
-        self.kind = kind
-        self.shares: dict[int, SizeClass] = {}
-        self._away: dict[int, SizeClass] = {}  # of sizes of which no request waits
+        self._queue_type = queue_type
+        self.shares: dict[int, Share] = {}  # by size class
+        self._away: dict[int, Share] = {}  # of sizes of which no request waits
 
-    def share_of(self, request: Request) -> SizeClass:
-        """Return the size class of a request that waits."""
-        return self.shares[self.kind.class_of(request)]
+    def _class_of(self, request: Request) -> int:
+        return size_class(self._queue_type.size(request))
+
+    def share_of(self, request: Request) -> Share:
+        """Return the share of a request that waits."""
+        return self.shares[self._class_of(request)]
 
     def add(self, request: Request) -> None:
         """Add a request."""
         super().add(request)
-        size = self.kind.class_of(request)
+        size = self._class_of(request)
         share = self.shares.get(size)
         if share is None:
-            share = self.shares[size] = self._away.pop(size) if size in self._away else self.kind(0.0)
+            share = self.shares[size] = self._away.pop(size) if size in self._away else Share(self._queue_type())
             share.had = max(share.had, self.clock)
-        share.add(request)
+        share.queue.add(request)
 
     def ahead(self, request: Request) -> int:
         """Return how many waiting requests would certainly go before `request`, if it came now."""
-        share = self.shares.get(self.kind.class_of(request))
+        share = self.shares.get(self._class_of(request))
         return 0 if share is None else share.count
 
     def advance(self, request: Request) -> None:
@@ -309,45 +258,44 @@ class FairQueue(FifoQueue):
     def leave(self, request: Request) -> None:
         """Remove a request that was settled or wholly dispatched, anywhere in the queue."""
         super().leave(request)
-        share = self.share_of(request)
-        share.leave(request)
+        size = self._class_of(request)
+        share = self.shares[size]
+        share.queue.leave(request)
         if not share.count:
-            size = self.kind.class_of(request)
             self._away[size] = self.shares.pop(size)
 
 
 class PriorityLevel:
-    """The two queues of one priority. `had` is how many rows each small request has had, as in a SizeClass."""
+    """The requests of one priority: the share of the small ones, and the queue of the large ones."""
 
-    __slots__ = ("had", "is_away", "large", "priority", "small")
+    __slots__ = ("is_away", "large", "priority", "small")
 
     def __init__(self, priority: int, queue_type: type[FifoQueue] = FifoQueue) -> None:
         self.priority = priority
-        self.had = 0.0
-        self.small = queue_type()
-        self.large = queue_type.for_large()
+        self.small = Share(queue_type())
+        self.large = FairQueue(queue_type)
         self.is_away = True  # no small request was left when the last batch was taken
 
     @property
-    def count(self) -> int:
-        """How many small requests wait."""
-        return len(self.small)
+    def queues(self) -> tuple[FifoQueue, FifoQueue]:
+        """The queue of the small requests and that of the large ones."""
+        return self.small.queue, self.large
 
     def come_back(self) -> None:
         """Before a batch is taken, have small requests that are new begin at the clock: they save nothing up while none waits."""
         if self.is_away:
-            self.had = max(self.had, self.large.clock)
+            self.small.had = max(self.small.had, self.large.clock)
 
-    def share_of(self, request: Request) -> "PriorityLevel | SizeClass":
-        """Return what `request`, which waits here, shares its turns with: all small requests, or the large ones of its size class."""
-        return self.large.share_of(request) if request.large else self
+    def share_of(self, request: Request) -> Share:
+        """Return the share of `request`, which waits here."""
+        return self.large.share_of(request) if request.large else self.small
 
-    def leave(self, request: Request) -> None:
-        """Remove a request that was settled or wholly dispatched, from its queue."""
-        (self.large if request.large else self.small).leave(request)
+    def queue_of(self, request: Request) -> FifoQueue:
+        """Return the queue of `request`, which need not wait."""
+        return self.large if request.large else self.small.queue
 
     def __bool__(self) -> bool:
-        return bool(self.small.waiting or self.large.waiting)
+        return bool(self.small.queue.waiting or self.large.waiting)
 
 
 class Group:
@@ -369,10 +317,10 @@ class Group:
         level = PriorityLevel(0, queue_type)
         self._by_priority = {0: level}
         self.levels = [level]
-        self.plain = level.small
-        self.append = level.small.waiting.append
+        self.plain = level.small.queue
+        self.append = self.plain.waiting.append
         self._deadlines = Deadlines()
-        self.timeout = MIXED  # the timeout of all, if all are in `plain`
+        self.timeout: float | None = None  # that of all, if all are in `plain`; None: deadlines are kept apart
         self.arrived = 0
         self.departed = 0
         self.asleep = True  # it is empty, or the policy waits: it is not among the groups to be asked about
@@ -384,12 +332,12 @@ class Group:
         return self.arrived - self.departed
 
     def __len__(self) -> int:
-        return sum(len(level.small) + len(level.large) for level in self.levels)
+        return sum(len(queue) for level in self.levels for queue in level.queues)
 
     def __iter__(self) -> Iterator[Request]:
         for level in self.levels:
-            for queue in (level.small, level.large):
-                yield from (each for each in queue.waiting if not each.settled and each.taken < each.form.rows)
+            for queue in level.queues:
+                yield from (each for each in queue.waiting if not is_gone(each))
 
     def queue_of(self, request: Request) -> FifoQueue:
         """Return the queue of `request`, which need not wait."""
@@ -397,7 +345,7 @@ class Group:
         if level is None:
             level = self._by_priority[request.form.priority] = PriorityLevel(request.form.priority, self._queue_type)
             self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
-        return level.large if request.large else level.small
+        return level.queue_of(request)
 
     def add(self, request: Request) -> None:
         """Add a request of any kind."""
@@ -405,14 +353,14 @@ class Group:
         if not self.waiting and queue is self.plain:
             self.timeout = request.form.timeout
         elif request.form.timeout != self.timeout or queue is not self.plain:
-            if self.timeout == self.timeout:
+            if self.timeout is not None:
                 self._keep_deadlines_apart()
             self._deadlines.add(request)
         queue.add(request)
         self.arrived += request.form.rows
 
     def _keep_deadlines_apart(self) -> None:
-        self.timeout = MIXED
+        self.timeout = None
         self._deadlines = Deadlines()
         for request in self.plain.waiting:
             if not request.settled:
@@ -430,14 +378,14 @@ class Group:
         """Return the earliest arrival of the requests that wait; infinity if none does."""
         oldest = inf
         for level in self.levels:
-            for queue in (level.small, level.large):
+            for queue in level.queues:
                 if queue.waiting and queue.waiting[0].arrival < oldest:
                     oldest = queue.waiting[0].arrival
         return oldest
 
     def earliest(self) -> float:
         """Return the earliest deadline of those that wait; infinity if none does."""
-        if self.timeout != self.timeout:
+        if self.timeout is None:
             return self._deadlines.earliest()
         waiting = self.plain.waiting
         return waiting[0].deadline if waiting else inf
@@ -449,26 +397,26 @@ class Group:
 
     def rank(self) -> tuple[float, float]:
         """Return the earliest deadline and the earliest arrival, infinity if none waits: the group with the lowest pair is next."""
-        if self.timeout != self.timeout:
+        if self.timeout is None:
             return self._deadlines.earliest(), self.oldest()
         waiting = self.plain.waiting
         return (waiting[0].deadline, waiting[0].arrival) if waiting else (inf, inf)
 
     def passed(self, now: float) -> list[Request]:
         """Return the waiting requests whose deadline is not after `now`; the caller settles and removes each."""
-        if self.timeout != self.timeout:
+        if self.timeout is None:
             return self._deadlines.passed(now)
         due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
         return [request for request in due if not request.settled and request.taken < request.form.rows]
 
     def tight(self, until: float) -> Sequence[Request]:
         """Return the waiting requests whose deadline is not after `until`; none if the order of arrival is that of deadlines."""
-        return () if self.timeout == self.timeout else self._deadlines.within(until)
+        return () if self.timeout is not None else self._deadlines.within(until)
 
     def tidy(self) -> None:
         """Forget levels and deadlines that are no longer needed, after requests have left."""
         if len(self.levels) > 1 and not all(self.levels):
             self._by_priority = {level.priority: level for level in self.levels if level or not level.priority}
             self.levels = list(self._by_priority.values())
-        if self.timeout != self.timeout:
+        if self.timeout is None:
             self._deadlines.trim(len(self))

@@ -25,9 +25,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
-from weir.batching.compose import BatchDraft
-from weir.batching.group import SLACK, FairQueue, FifoQueue, Group, PriorityLevel, SizeClass, size_class
+from weir.batching.compose import BatchDraft, Composer
+from weir.batching.group import SLACK, FifoQueue, Group, PriorityLevel, Share
 from weir.batching.request_state import is_gone, lead, overtake, rows_left, steps
+from weir.batching.settings import BatchingSettings
 from weir.messages import Request
 
 
@@ -59,9 +60,14 @@ class LengthQueue(FifoQueue):
         self.lengths: list[float] = []
 
     @staticmethod
-    def for_large() -> FairQueue:
-        """Return a queue for the large requests of the same priority."""
-        return FairQueue(LengthSizeClass)
+    def size(request: Request) -> float:
+        """Return the cost of `request`, at least 1."""
+        return max(1.0, request.form.cost)
+
+    @staticmethod
+    def portion(request: Request, max_rows: int, max_cost: float) -> float:
+        """Return how much of the cost of `request` a batch of up to `max_rows` rows and `max_cost` takes."""
+        return min(min(rows_left(request), max_rows) * length_of(request), max_cost)
 
     @property
     def head(self) -> Request | None:
@@ -162,37 +168,6 @@ class LengthQueue(FifoQueue):
             queue.extend(left)
 
 
-class LengthSizeClass(SizeClass):
-    """The requests of one size class, which are found by length in `queue`. Sizes and `had` are in units of cost."""
-
-    __slots__ = ("queue",)
-
-    def __init__(self, had: float) -> None:
-        super().__init__(had)
-        self.queue = LengthQueue()
-
-    @staticmethod
-    def class_of(request: Request) -> int:
-        """Return the size class of `request`."""
-        return size_class(max(1.0, request.form.cost))
-
-    def tag(self, max_rows: int, max_cost: float = inf) -> float:
-        """Return what `had` will be when the next request gets up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
-        request = cast(Request, self.queue.head)
-        cost = min(rows_left(request), max_rows) * length_of(request)
-        return self.had + min(cost, max_cost) / self.count
-
-    def add(self, request: Request) -> None:
-        """Add a request."""
-        self.count += 1
-        self.queue.add(request)
-
-    def leave(self, request: Request) -> None:
-        """Remove `request`, which has gone."""
-        self.count -= 1
-        self.queue.leave(request)
-
-
 # The largest cost of a batch of small and large requests, as a multiple of `max_padding`: if that is half of what a batch costs beyond its tokens,
 # such a batch spends four fifths of its time on tokens.
 BESIDE_SMALL = 8
@@ -276,41 +251,33 @@ class PaddedDraft(BatchDraft):
         return length <= self.max_length and tokens + padding <= self.max_cost and padding <= self.max_padding
 
 
-class ByLength:
-    """Composes batches as `compose` does, but by length, with at most `max_padding` units of padding in each (None: any number).
+class ByLength(Composer):
+    """Composes batches by length, with at most `max_padding` units of padding in each (None: any number).
 
     A unit of padding costs `padding_cost` times as much as a token. `expected` returns the seconds that a batch of so many rows takes, after which
     the next one is cut.
     """
 
-    def __init__(
-        self, max_padding: float | None, expected: Callable[[float], float], padding_cost: float = 1.0
-    ) -> None:
-        self._max_padding = inf if max_padding is None else max_padding
+    def __init__(self, settings: BatchingSettings, expected: Callable[[float], float]) -> None:
+        super().__init__(settings.max_overtakes)
+        self._max_padding = inf if settings.max_padding is None else settings.max_padding
         self._expected = expected
-        self._padding_cost = padding_cost
+        self._padding_cost = settings.padding_cost
 
-    def __call__(
-        self,
-        group: Group,
-        max_rows: int,
-        max_cost: float,
-        start_cutoff: float,
-        max_overtakes: int,
-        draft: BatchDraft | None = None,
-    ) -> BatchDraft:
-        """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        if not isinstance(draft, PaddedDraft):
-            draft = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
-        max_rows = draft.max_rows
-        tight = group.tight(start_cutoff + self._expected(max_rows))
+    def draft(self, max_rows: int, max_cost: float, start_cutoff: float) -> "PaddedDraft":
+        """See Composer."""
+        return PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+
+    def fill(self, draft: BatchDraft, group: Group) -> None:
+        """See Composer."""
+        assert isinstance(draft, PaddedDraft)
+        tight = group.tight(draft.start_cutoff + self._expected(draft.max_rows))
         for level in group.levels:
-            _take_level(draft, level, max_overtakes, tight)
-            if draft.rows >= max_rows:
+            _take_level(draft, level, self._max_overtakes, tight)
+            if draft.rows >= draft.max_rows:
                 break
         group.departed += draft.departed
         group.tidy()
-        return draft
 
 
 def _take_level(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> None:
@@ -330,21 +297,21 @@ def _take_level(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, ti
 
 def _due(level: PriorityLevel, max_overtakes: int) -> Request | None:
     """Return the oldest large request if it has been overtaken `max_overtakes` times and is older than the small ones; else None."""
-    first, oldest = level.small.head, level.large.head
+    first, oldest = level.small.queue.head, level.large.head
     if oldest is None or oldest.overtaken < max_overtakes:
         return None
     return oldest if first is None or oldest.arrival <= first.arrival else None
 
 
-def _turns(draft: PaddedDraft, level: PriorityLevel, due: Request | None) -> list[PriorityLevel | SizeClass]:
+def _turns(draft: PaddedDraft, level: PriorityLevel, due: Request | None) -> list[Share]:
     """Return what shares the batch, in the order of turns: small requests and each size class of large ones. The class of `due` is first."""
-    tags: dict[PriorityLevel | SizeClass, float] = {}
+    tags: dict[Share, float] = {}
     if level.large.waiting:
         level.come_back()
-    if level.small.head is not None:
-        tags[level] = level.had
+    if level.small.queue.head is not None:
+        tags[level.small] = level.small.had
     for share in level.large.shares.values():
-        tags[share] = cast(LengthSizeClass, share).tag(draft.max_rows, draft.max_cost)
+        tags[share] = share.tag(draft.max_rows, draft.max_cost)
     turns = sorted(tags, key=tags.__getitem__)  # small ones go before others with the same tag
     if due is not None:
         turns.sort(key=lambda share: share is not level.share_of(due))
@@ -354,7 +321,7 @@ def _turns(draft: PaddedDraft, level: PriorityLevel, due: Request | None) -> lis
 class _Sharing:
     """Fills a batch from one level. If large requests wait, the `had` of each of `turns` grows by what it gets."""
 
-    def __init__(self, draft: PaddedDraft, level: PriorityLevel, turns: Sequence[PriorityLevel | SizeClass]) -> None:
+    def __init__(self, draft: PaddedDraft, level: PriorityLevel, turns: Sequence[Share]) -> None:
         self._draft = draft
         self._level = level
         self._turns = turns
@@ -365,7 +332,7 @@ class _Sharing:
         """Take `leader` before all others."""
         share = self._level.share_of(leader)
         if self._draft.take(leader):
-            self._level.leave(leader)
+            self._level.queue_of(leader).leave(leader)
         self._charge(share)
 
     def fill(self, *, in_turn: bool) -> None:
@@ -375,26 +342,26 @@ class _Sharing:
         for share in self._turns:
             if draft.rows < draft.max_rows:
                 began = share.had
-                _fill(draft, level, _queue_of(share), inf if share is level else beside)
+                _fill(draft, level, _queue_of(share), inf if share is level.small else beside)
                 if self._charge(share) and (in_turn or share is not self._turns[0]):
                     level.large.clock = max(level.large.clock, began)
         if self._counts:
-            level.is_away = level.small.head is None
+            level.is_away = level.small.queue.head is None
 
-    def _charge(self, share: PriorityLevel | SizeClass) -> bool:
+    def _charge(self, share: Share) -> bool:
         tokens, self._tokens = self._draft.tokens - self._tokens, self._draft.tokens
         if tokens and self._counts:
             share.had += tokens / self._counts[share]
         return bool(tokens)
 
 
-def _queue_of(share: PriorityLevel | SizeClass) -> LengthQueue:
-    return cast(LengthQueue, share.small) if isinstance(share, PriorityLevel) else cast(LengthSizeClass, share).queue
+def _queue_of(share: Share) -> LengthQueue:
+    return cast(LengthQueue, share.queue)
 
 
 def _heads(level: PriorityLevel) -> list[Request]:
     """Return the request that is next in each queue, and the small request that arrived first."""
-    small = cast(LengthQueue, level.small)
+    small = _queue_of(level.small)
     return list(dict.fromkeys(each for each in (small.head, small.oldest, level.large.head) if each is not None))
 
 
@@ -411,7 +378,7 @@ def _hurried(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight
     if not mine:
         return None
     hurried = min(mine, key=lambda each: each.deadline)
-    for head in (level.small.head, level.large.head):
+    for head in (level.small.queue.head, level.large.head):
         if head is None or head is hurried or head.overtaken < max_overtakes:
             continue
         if head.arrival <= hurried.arrival:
@@ -420,7 +387,7 @@ def _hurried(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight
 
 
 def _has_small(draft: PaddedDraft, level: PriorityLevel) -> bool:
-    return level.small.head is not None or not all(each.large for each in draft.requests)
+    return level.small.queue.head is not None or not all(each.large for each in draft.requests)
 
 
 def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool) -> None:
@@ -451,12 +418,12 @@ def _fill(draft: PaddedDraft, level: PriorityLevel, queue: LengthQueue, max_cost
                 _spread(draft, *_by_length(soon), gone)
         _spread(draft, queue.lengths, queue.by_length, gone)
     draft.max_cost = whole
-    if queue is level.small:
+    if queue is level.small.queue:
         if gone:
             queue.leave_together(gone)
         return
     for request in gone:
-        level.leave(request)
+        level.queue_of(request).leave(request)
 
 
 def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, deque[Request]]]:
@@ -474,7 +441,7 @@ def _lead(draft: PaddedDraft, level: PriorityLevel, queue: LengthQueue, gone: li
                 gone.append(request)
             break
         draft.leave_out(request)
-        level.leave(request)
+        level.queue_of(request).leave(request)
     return request
 
 

@@ -18,6 +18,7 @@ from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
 from weir.batching.request_state import settle
 from weir.messages import Request
+from weir.policy.decision import PolicyBase
 
 M = TypeVar("M", bound=Hashable)
 Rank = tuple[float, float]
@@ -350,3 +351,25 @@ class RequestQueue:
         self.groups.clear()
         self._divided.clear()
         self.depart(self.waiting, self.cost)
+
+
+class Bound:
+    """The policy's bound on the length of the queue, which is never above that of the settings. `rows` is None if the policy has none."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
+        self._largest = queue.max_rows
+        self.rows: int | None = None
+
+    def move(self, rows: int | None, least: int) -> None:
+        """Let at most `rows` wait, and at least `least`; None: as many as the settings allow."""
+        self._queue.resize(self._largest if rows is None else min(max(least, rows), self._largest))
+        self.rows = rows
+
+    def ask(self, policy: PolicyBase, now: float) -> None:
+        """Let more rows wait if the policy, which is notified that the queue is full, allows it. Raises whatever the policy raises.
+
+        While no batch runs, one row may wait: the policy is asked to decide only if one does.
+        """
+        if self.rows is not None:
+            self.move(policy.full(now), 0 if self._queue.running else 1)
