@@ -60,9 +60,9 @@ from weir.messages import OBJECT, Dispatch, Form, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
 from weir.protocols.exchange import inference_of
-from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelHandle, Models
 from weir.text_models.texts import Tokens
+from weir.workers.executor import discard, is_block
 
 if TYPE_CHECKING:
     from weir.frontends.frontend import DispatcherProduct, Turns

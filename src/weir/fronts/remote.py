@@ -47,11 +47,11 @@ from weir.messages import OBJECT, PACKED, Form, Request
 from weir.model import Model
 from weir.protocols.exchange import ModelInference
 from weir.serving import ServiceSettings
-from weir.serving.delivery import Tracer, discard, undelivered
+from weir.serving.delivery import Tracer, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
 from weir.wire.inference import ArenaArrays
 from weir.wire.tensors import Unpacker, pack
-from weir.workers.executor import Block
+from weir.workers.executor import Block, discard
 
 
 class HandedOver(WeirError):

@@ -22,7 +22,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import GAUGE, MetricReport
 from weir.profiling import Items, ProfilingSettings
-from weir.workers.executor import Executor, Reserve
+from weir.workers.executor import Executor, Reserve, discard
 
 FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own
 
@@ -175,13 +175,9 @@ class Measuring:
 
 def _taken(outputs: list[Any]) -> WeirError | None:
     """Release outputs in shared memory. Return the first error among the outputs."""
-    error = None
     for output in outputs:
-        if isinstance(output, WeirError):
-            error = error or output
-        elif hasattr(output, "release") and hasattr(output, "view"):
-            output.release()
-    return error
+        discard(output)
+    return next((output for output in outputs if isinstance(output, WeirError)), None)
 
 
 # How long the processes that run a batch waited for a CPU that other processes used.

@@ -14,7 +14,6 @@ from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirE
 from weir.messages import BULK, JSON, LENT, LONGEST_TIMEOUT, MSGPACK, OBJECT, OCTETS, Form, Kind
 from weir.model import Measure, Model, Tensor, is_batched
 from weir.protocols.account import charge_values
-from weir.serving.delivery import is_block
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -27,6 +26,7 @@ from weir.wire.inference import (
 )
 from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays, to_plain, to_text
 from weir.wire.values import UNWRITABLE, decode, encode, split, values_bytes
+from weir.workers.executor import is_block
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelFacts, ModelHandle

@@ -37,9 +37,10 @@ from weir.protocols.entries import (
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
 from weir.serving.calls import StreamedCall
-from weir.serving.delivery import discard, drop_payload
+from weir.serving.delivery import drop_payload
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.tensors import text_size
+from weir.workers.executor import discard
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle

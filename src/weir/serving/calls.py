@@ -15,7 +15,7 @@ from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
 from weir.messages import NO_ANSWER, Dispatch, Form, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
-from weir.serving.delivery import discard, is_block
+from weir.workers.executor import discard, is_block
 
 
 class InProcessRequest:

@@ -1,8 +1,7 @@
 """Gives requests their responses and errors, tells the observers once per batch, and begins traces if a tracer observes."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.collate import answers_in, deliver, dropped_in
@@ -10,6 +9,7 @@ from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Origin, Request, Trace
 from weir.telemetry.recorder import SilentObserver
+from weir.workers.executor import discard, is_block_type
 
 logger = logging.getLogger("weir")
 
@@ -37,7 +37,7 @@ class Delivery:
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
         else:
-            if any(map(_is_block_type, set(map(type, events.outputs)))):
+            if any(map(is_block_type, set(map(type, events.outputs)))):
                 for output in dropped_in(dispatch, events):
                     discard(output)
             self.give_each(deliver(dispatch, events), dispatch, now)
@@ -182,23 +182,6 @@ def undelivered(request: Request) -> None:
     abandon = getattr(request, "abandon", None)
     if abandon is not None:
         abandon()
-
-
-def discard(value: Any) -> None:
-    """Release `value` if it is a Block; do nothing otherwise."""
-    if is_block(value):
-        value.release()
-
-
-def is_block(value: Any) -> bool:
-    """Return whether `value` is a Block: it has `view`, `retain` and `release`."""
-    kind: Any = type(value)
-    return _is_block_type(kind)
-
-
-@lru_cache(maxsize=256)
-def _is_block_type(kind: Hashable) -> bool:
-    return all(hasattr(kind, name) for name in ("view", "retain", "release"))
 
 
 @runtime_checkable

@@ -4,28 +4,25 @@ The batcher decides, the executor runs batches, and requests deliver their own r
 is called once per request. All else happens once per turn of the event loop or once per batch: one poll, scheduled with
 `call_soon` however many requests arrive in a turn; one timer; one frame per batch; one call of each observer per batch.
 
-Calls in this process wait in a BackpressureQueue while the batcher's queue is full; requests of other processes are refused instead. A
-Timer wakes the driver on the service's clock.
+Calls in this process wait in a BackpressureQueue while the batcher's queue is full. A Timer wakes the driver on the service's clock.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from weir.batching.batcher import Batcher
+from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import entries_of, fail_entries, to_batch
-from weir.batching.group import Deadlines
 from weir.batching.request_state import settle
-from weir.batching.workers import WaitingTurn
 from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, WeirError
 from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
-from weir.serving.delivery import Delivery, discard, logger
+from weir.serving.backpressure import BackpressureQueue, WaitingCall
+from weir.serving.delivery import Delivery, logger
 from weir.serving.hooks import HookedBatches, HookUser
-from weir.workers.executor import Block, Executor, Reserve, capabilities_of, for_all_work
+from weir.workers.executor import Block, Executor, Reserve, capabilities_of, discard, for_all_work
 from weir.workers.run.steps import copies
 from weir.workers.timer import TimeLimit, Timer
 from weir.workers.turns import DeviceGroup, DeviceTurns
@@ -33,8 +30,6 @@ from weir.workers.turns import DeviceGroup, DeviceTurns
 if TYPE_CHECKING:
     from weir.tuning.learning import StartMeasurement
 
-# Settled requests may stay in the containers until they are more than this many.
-SWEEP_ABOVE = 64
 # To read so many rows takes a turn of the loop so long that others have probably come meanwhile.
 MANY = 16
 
@@ -42,91 +37,6 @@ NOT_STARTED = "not started"  # why a service is not ready before its start and a
 LOADING = "loading"
 STOPPED = "stopped"
 _START = "; start it with `async with service`, or in a web application with lifespan=weir.lifespan(...)"
-
-
-class WaitingCall(Request, Protocol):
-    """A request that can wait for room in the queue, as calls in this process do. Requests of other processes are refused."""
-
-    outside: bool  # whether it waits for room now
-
-
-class BackpressureQueue:
-    """The requests of one class that wait for room in the batcher's queue, in order of arrival. `waiting` is falsy when there are none."""
-
-    def __init__(self, *, bulk: bool = False) -> None:
-        self._bulk = bulk
-        # Public, because each call in this process tests it: the truth of a deque is faster than a method.
-        self.waiting: deque[WaitingCall] = deque()
-        self._deadlines = Deadlines()
-        self._settled = 0  # how many in `waiting` are settled; the first one never is
-        self._entered = 0  # requests that have entered the batcher's queue since the last sweep
-
-    def __len__(self) -> int:
-        return len(self.waiting) - self._settled
-
-    def append(self, request: WaitingCall) -> None:
-        """Add `request` at the end."""
-        request.outside = True
-        self.waiting.append(request)
-        self._deadlines.add(request)
-
-    def pop(self, room: Callable[[int, float, bool], bool]) -> WaitingCall | None:
-        """Remove and return the first request if `room` says that the batcher's queue has room for its rows and its cost; else None."""
-        waiting = self.waiting
-        if not waiting or not room(waiting[0].form.rows, waiting[0].form.cost, self._bulk):
-            return None
-        request = waiting.popleft()
-        request.outside = False
-        if self._settled:
-            self._drop_settled_heads()
-        self._entered += 1
-        if self._entered > len(waiting) + SWEEP_ABOVE:
-            self._sweep()
-        return request
-
-    def drop(self, request: WaitingCall) -> None:
-        """Settle a waiting request whose caller left."""
-        settle(request)
-        self._note_settled(1)
-
-    def next_deadline(self) -> float | None:
-        """Return the earliest deadline, or None if no request waits. It may be that of a request that no longer waits here."""
-        return self._deadlines.earliest() if self.waiting else None
-
-    def expire(self, now: float) -> list[WaitingCall]:
-        """Settle and return the requests whose deadline has passed."""
-        passed = cast(list[WaitingCall], self._deadlines.passed(now))  # `append` adds nothing else
-        late = [request for request in passed if request.outside]
-        for request in late:
-            settle(request)
-        self._note_settled(len(late))
-        return late
-
-    def clear(self) -> list[WaitingCall]:
-        """Settle and return all waiting requests."""
-        left = [request for request in self.waiting if not request.settled]
-        for request in left:
-            settle(request)
-        self._note_settled(len(left))
-        return left
-
-    def _note_settled(self, count: int) -> None:
-        self._settled += count
-        self._drop_settled_heads()
-        if self._settled > SWEEP_ABOVE and self._settled * 2 > len(self.waiting):
-            self.waiting = deque(request for request in self.waiting if not request.settled)
-            self._settled = 0
-            self._sweep()
-
-    def _drop_settled_heads(self) -> None:
-        waiting = self.waiting
-        while waiting and waiting[0].settled:
-            waiting.popleft()
-            self._settled -= 1
-
-    def _sweep(self) -> None:
-        self._entered = 0
-        self._deadlines.trim(len(self.waiting))
 
 
 # Is called with each request that comes before the workers have started, and the time. It has them started, and returns the error that
@@ -157,7 +67,7 @@ class DriverPhase(Enum):
     STOPPED = "stopped"
 
 
-class Driver:
+class Driver(BatcherUser):
     """Drives one batcher with one executor, whose Listener it is, from one start to one stop.
 
     Attributes:
@@ -436,15 +346,14 @@ class Driver:
         self._accepted = {id(request): request for request in self._all()}
 
     def _all(self) -> list[Request]:
-        """Return the requests that are here, and some of those outside that have ended."""
-        return [*self.batcher.unsettled(), *self.outside.waiting, *self.outside_bulk.waiting]
+        """Return the requests that are here."""
+        return [*self.batcher.unsettled(), *self.outside.waiting.values(), *self.outside_bulk.waiting.values()]
 
     def waiters(self) -> dict[str, float]:
         """Return the earliest deadline of the requests that are here, by caller."""
         found: dict[str, float] = {}
         for request in self._all():
-            if not request.settled:
-                found[request.form.caller] = min(request.deadline, found.get(request.form.caller, request.deadline))
+            found[request.form.caller] = min(request.deadline, found.get(request.form.caller, request.deadline))
         return found
 
     def accepted(self, request: Request) -> bool:
@@ -599,30 +508,13 @@ class Driver:
         self._fail_all(lambda request: self._not_ready(reason))
         self._note_if_emptied()
 
-    # What other models do with workers that this one shares with them (WorkerUser).
-
     @property
     def label(self) -> str:
         """The label of the model."""
         return self._delivery.model
 
-    @property
-    def claim(self) -> int:
-        """What a free worker could run; see Batcher.claim."""
-        return self.batcher.claim
-
-    @property
-    def turn(self) -> WaitingTurn | None:
-        """Its requests that are next; see Batcher.turn."""
-        return self.batcher.turn
-
-    def worker_away(self, worker: int) -> None:
-        """Give `worker` no batch until it is back."""
-        self.batcher.worker_away(worker)
-
-    def worker_back(self, worker: int) -> None:
-        """Give `worker` a batch, if one is due."""
-        self.batcher.worker_back(worker)
+    def poll_worker(self) -> None:
+        """See BatcherUser."""
         self._poll(Wakeup.WORKER, self._clock())
 
     # One turn: decide, dispatch, arm the timer.

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
-from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, decode
+from weir.workers.executor import discard, is_block
 from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
 
 logger = logging.getLogger("weir")

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.batching.batcher import Batcher
-from weir.batching.request_state import begin
+from weir.batching.batcher import Batcher, BatcherUser
+from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import WaitingTurn
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Form, Kind, Wakeup
 from weir.numerics import GammaQuantile
@@ -41,34 +40,17 @@ def _form_of(timeout: float, rows: int, priority: int) -> Form:
     return Form(timeout, kind, rows=rows, priority=priority, frontend="simulation")
 
 
-class SimulatedRequest:
+class SimulatedRequest(RequestBase):
     """A request of the simulator, with only what the Batcher needs. `index` is its number in the order of arrival.
 
     A request with one row is an item; with more rows it is a tensor, which may be divided.
     """
 
-    __slots__ = ("arrival", "deadline", "form", "index", "large", "overtaken", "partial", "settled", "taken")
-
-    settled: bool
-    taken: int
-    overtaken: int
-    partial: Any
-    # These are equal for all simulated requests.
-    payload: Any = None
-    tag: float = 0.0
-    brief: bool = False
-    trace: Any = None
+    __slots__ = ("index",)
 
     def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1, priority: int = 0) -> None:
+        super().__init__(_form_of(timeout, rows, priority), None, arrival)
         self.index = index
-        self.form = _form_of(timeout, rows, priority)
-        self.arrival = arrival
-        self.deadline = arrival + timeout
-        self.large = False
-        begin(self)
-
-    def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Ignore the response: no simulated model streams."""
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Ignore the response: the simulator has none."""
@@ -355,7 +337,7 @@ class SimulatedWorkers:
 BULK_BATCHES = 4  # full batches of bulk work that wait at a time
 
 
-class SimulatedModel:
+class SimulatedModel(BatcherUser):
     """One model in an Engine: its Batcher, with a queue. Memory is bounded by what waits.
 
     Args:
@@ -430,25 +412,8 @@ class SimulatedModel:
         if self.batcher.has_waiting or self._next_bulk is not None:
             self.poll(WORKER)
 
-    # What SharedWorkers ask a model that shares its workers: see WorkerUser.
-
-    @property
-    def claim(self) -> int:
-        """See WorkerUser."""
-        return self.batcher.claim
-
-    @property
-    def turn(self) -> WaitingTurn | None:
-        """See WorkerUser."""
-        return self.batcher.turn
-
-    def worker_away(self, worker: int) -> None:
-        """See WorkerUser."""
-        self.batcher.worker_away(worker)
-
-    def worker_back(self, worker: int) -> None:
-        """See WorkerUser."""
-        self.batcher.worker_back(worker)
+    def poll_worker(self) -> None:
+        """See BatcherUser."""
         self.poll(WORKER)
 
     def _feed(self) -> None:

@@ -5,9 +5,10 @@ methods and all calls of the listener happen on the event loop's thread.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,6 +109,24 @@ class Block(Protocol):
 
     def release(self) -> None:
         """Remove an owner."""
+
+
+def discard(value: Any) -> None:
+    """Release `value` if it is a Block; do nothing otherwise."""
+    if is_block(value):
+        value.release()
+
+
+def is_block(value: Any) -> bool:
+    """Return whether `value` is a Block: it has `view`, `retain` and `release`."""
+    kind: Any = type(value)
+    return is_block_type(kind)
+
+
+@lru_cache(maxsize=256)
+def is_block_type(kind: Hashable) -> bool:
+    """Return whether values of this type are Blocks."""
+    return all(hasattr(kind, name) for name in ("view", "retain", "release"))
 
 
 class Executor(Protocol):

@@ -33,7 +33,7 @@ from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.arena import SharedBlock
-from weir.workers.executor import Capabilities, Executor, ExecutorBase, Listener, WorkerState, reserved
+from weir.workers.executor import Capabilities, Executor, ExecutorBase, Listener, WorkerState, discard, reserved
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
@@ -453,8 +453,7 @@ class SharedPool:
         """Pass the events on; if the batch has ended, offer the worker. What comes too late from a worker that is removed concerns nobody."""
         if member.left or worker not in self._at:
             for output in events.outputs:
-                if hasattr(output, "release") and hasattr(output, "view"):
-                    output.release()
+                discard(output)
             return
         if not events.final:
             member.listener.received(worker, events)

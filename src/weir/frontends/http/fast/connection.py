@@ -15,10 +15,9 @@ from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
 from weir.protocols.account import Pace, head_bytes
 from weir.protocols.response import Headers, HttpResponse
-from weir.serving.delivery import discard
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.status import HEAD_TOO_LARGE
-from weir.workers.executor import Block
+from weir.workers.executor import Block, discard
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import HotRequest, RouteHandler, RoutePlan

@@ -56,13 +56,13 @@ from weir.protocols.response import (
     start_headers,
     trace_headers,
 )
-from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
 from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest, Parameters
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead, may_have_texts
 from weir.wire.kserve_json import Body, BodyPeek, Outline
 from weir.wire.tensors import Arrays
 from weir.wire.values import SMALL_BODY, objects_bytes
+from weir.workers.executor import discard, is_block
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
