@@ -433,7 +433,7 @@ def _decorated(batched: BatchedFunction) -> BatchedCallable:
 
 async def _entered(starting: "asyncio.Future[Service]", item: BatchedArguments, key: Any) -> Any:
     service = await starting
-    request = service.new_stream(item, None, 0, key)
+    request = service.new_stream(item, key=key)
     service.enter(request, None)
     return request
 

@@ -18,7 +18,7 @@ import pytest
 from tests.serving.kit import Square, squares
 
 from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
-from weir.errors import Conflict, Draining, Overloaded
+from weir.errors import Conflict, Draining, InvalidRequest, Overloaded
 from weir.testing import FakeExecutor
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -212,6 +212,14 @@ def test_a_stream_pulls_in_the_calling_thread_and_within_its_window() -> None:
         assert len(pulled) <= service.service.stream_size
         assert set(pulled) == {threading.current_thread()}
         assert service.state()["waiting"] == 0
+
+
+def test_a_preprocessor_that_raises_fails_its_item_alone() -> None:
+    with blocking() as service:
+        stream = service.stream(["3", "x", "4"], preprocessor=int, return_errors=True)
+        answers = list(stream)
+    assert answers[::2] == [9, 16]
+    assert isinstance(answers[1], InvalidRequest)
 
 
 def run_script(script: str, *, signal_after: str = "") -> subprocess.CompletedProcess[str]:

@@ -6,21 +6,22 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from types import NoneType, TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack
 
 from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
+from weir.messages import Form
 from weir.model import Model
 from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
 from weir.serving.driver import NOT_STARTED
 from weir.serving.handle import ModelHealth
-from weir.serving.service import Service
+from weir.serving.service import CallKeywords, Service, StreamKeywords
 from weir.workers.settings import Ray
 
 T = TypeVar("T")
@@ -348,30 +349,14 @@ class BlockingService:
         # After an exception nobody waits for responses any more, so there is nothing to drain.
         self.stop(None if error is None else 0.0)
 
-    def submit(
-        self,
-        item: Any,
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        backpressure: bool | None = None,
-    ) -> "Future[Any]":
+    def submit(self, item: Any, **options: Unpack[CallKeywords]) -> "Future[Any]":
         """Return a concurrent.futures.Future of the response to `item`; cancelling it cancels the request. See Service.infer."""
-        return self._submit(item, timeout, priority, key, backpressure)
+        return self._submit(item, options)
 
-    def infer(
-        self,
-        item: Any,
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        backpressure: bool | None = None,
-    ) -> Any:
+    def infer(self, item: Any, **options: Unpack[CallKeywords]) -> Any:
         """Return the response to `item`, or raise its error. Interrupting the wait (Ctrl-C) cancels the request. See
         Service.infer."""
-        call = self._submit(item, timeout, priority, key, backpressure)
+        call = self._submit(item, options)
         try:
             return call.result()
         except BaseException:
@@ -382,65 +367,39 @@ class BlockingService:
         self,
         items: Iterable[Any],
         *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
         return_errors: bool = False,
-        backpressure: bool | None = None,
         express: bool = False,
+        **options: Unpack[CallKeywords],
     ) -> list[Any]:
         """Return the list of responses, in order. See Service.infer_many."""
 
         async def infer_many() -> list[Any]:
-            return await self.service.infer_many(
-                items,
-                timeout=timeout,
-                priority=priority,
-                key=key,
-                return_errors=return_errors,
-                backpressure=backpressure,
-                express=express,
-            )
+            return await self.service.infer_many(items, return_errors=return_errors, express=express, **options)
 
         items = list(items)
         return self._running().run(infer_many())
 
     def stream(
-        self,
-        items: Iterable[Any],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        return_inputs: bool = False,
-        return_errors: bool = False,
-        preprocessor: Callable[[Any], Any] | None = None,
-    ) -> Generator[Any, None, None]:
+        self, items: Iterable[Any], *, return_inputs: bool = False, return_errors: bool = False,
+        preprocessor: Callable[[Any], Any] | None = None, **options: Unpack[StreamKeywords],
+    ) -> Generator[Any, None, None]:  # fmt: skip
         """Yield the responses to `items` in their order, with bounded memory. `items` is read, and `preprocessor` is called, in the
         calling thread; both may block. See Service.stream."""
 
         def infer(item: Any) -> ThreadCall:
-            return self._submit(item, timeout, priority, key, True)
+            return self._submit(item, {**options, "backpressure": True})
 
         def refused(item: Any) -> ThreadCall:
-            return ThreadCall(item, 0.0, 0.0, self.service.cancel)
+            return ThreadCall(Form(0.0), item, 0.0, self.service.cancel)
 
         prepared = preprocessing(preprocessor, infer, refused)
         return stream_blocking(items, StreamWindow(prepared, self.service.stream_size, return_inputs, return_errors))
 
-    def infer_stream(
-        self,
-        item: Any,
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        backpressure: bool | None = None,
-    ) -> Generator[Any, None, None]:
+    def infer_stream(self, item: Any, **options: Unpack[CallKeywords]) -> Generator[Any, None, None]:
         """Yield the responses of a streaming model to one `item`. See Service.infer_stream."""
         background = self._running()
-        request = self.service.new_stream(item, timeout, priority, key)
-        background.post(PostedCall(request, partial(self.service.enter, backpressure=backpressure)))
+        request = self.service.new_stream(item, **options)
+        background.post(PostedCall(request, partial(self.service.enter, backpressure=options.get("backpressure"))))
         try:
             while True:
                 try:
@@ -493,16 +452,14 @@ class BlockingService:
         """Run the model's examples and return their results. See Service.deep_health."""
         return self._running().run(self.service.deep_health())
 
-    def _submit(
-        self, item: Any, timeout: float | None, priority: int, key: Hashable, backpressure: bool | None
-    ) -> ThreadCall:
+    def _submit(self, item: Any, options: CallKeywords) -> ThreadCall:
         background, service = self._running(), self.service
 
         def withdraw(call: ThreadCall) -> None:
             background.post(PostedCall(call, service.cancel))
 
-        call = ThreadCall(service.form_of(timeout, priority, key), item, service.now(), withdraw)
-        background.post(PostedCall(call, partial(service.enter, backpressure=backpressure)))
+        call = ThreadCall(service.form_of(**options), item, service.now(), withdraw)
+        background.post(PostedCall(call, partial(service.enter, backpressure=options.get("backpressure"))))
         return call
 
     def _running(self) -> Background:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, I
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -46,6 +46,24 @@ if TYPE_CHECKING:
     from weir.keywords import ServiceKeywords
 
 C = TypeVar("C", bound=Call)
+
+
+class StreamKeywords(TypedDict, total=False):
+    """What each item of a stream may state."""
+
+    timeout: float | None
+    """Seconds from now for waiting and computing together; None takes the setting."""
+    priority: int
+    """Requests of a higher priority go first. One below 0 (weir.BULK) is bulk work, which gets the time that others leave."""
+    key: Hashable
+    """Only items of equal keys share a batch."""
+
+
+class CallKeywords(StreamKeywords, total=False):
+    """What a call in this process may state."""
+
+    backpressure: bool | None
+    """Whether the call waits while the queue is full. Otherwise it fails with Overloaded then. None takes the setting."""
 
 
 class Service:
@@ -231,15 +249,7 @@ class Service:
 
     # Calls in this process.
 
-    def infer(
-        self,
-        item: Any,
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        backpressure: bool | None = None,
-    ) -> Call:
+    def infer(self, item: Any, **options: Unpack[CallKeywords]) -> Call:
         """Return a future of the response to `item`. All errors are raised by awaiting it; cancelling it cancels the request.
 
         Arguments:
@@ -251,9 +261,9 @@ class Service:
                 the setting.
         """
         generation = self.generation
-        if not generation.simple or timeout is not None or backpressure is not None or key is not None or priority:
-            call = self._new_call(Call, item, timeout, priority, key)
-            self.enter(call, backpressure)
+        if options or not generation.simple:
+            call = self._new_call(Call, item, **options)
+            self.enter(call, options.get("backpressure"))
             return call
         loop = self._loop  # from here on, this is _new_call, prepare and enter inlined for the most common case
         if loop is None or get_ident() != self._thread:
@@ -275,12 +285,9 @@ class Service:
         self,
         items: Iterable[Any],
         *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
         return_errors: bool = False,
-        backpressure: bool | None = None,
         express: bool = False,
+        **options: Unpack[CallKeywords],
     ) -> asyncio.Future[list[Any]]:
         """Return a future of the list of responses to `items`, in order. The list is divided into batches as needed.
 
@@ -290,19 +297,18 @@ class Service:
         """
         items = list(items)
         if express:
-            key = Express(object(), key)
-        options: dict[str, Any] = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
+            options["key"] = Express(object(), options.get("key"))
         batching = self.facts.batching
         largest = min(batching.max_queue_size, batching.capacity or batching.max_queue_size)
         if self.generation.plain and 0 < len(items) <= largest:
-            call = self._new_call(ListCall, items, timeout, priority, key)
+            call = self._new_call(ListCall, items, **options)
             call.form = call.form.replaced(kind=Kind.ITEMS, rows=len(items), cost=float(len(items)))
             call.return_errors = return_errors
-            self.enter(call, backpressure)
+            self.enter(call, options.get("backpressure"))
             return call
         return asyncio.ensure_future(self._infer_each(items, return_errors, options))
 
-    async def _infer_each(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> list[Any]:
+    async def _infer_each(self, items: list[Any], return_errors: bool, options: CallKeywords) -> list[Any]:
         """Do `infer_many` with one request per item: for measured items, tensors, and lists longer than the queue."""
         if not items:
             return []
@@ -319,16 +325,9 @@ class Service:
         return answers
 
     def stream(
-        self,
-        items: Iterable[Any] | AsyncIterable[Any],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        return_inputs: bool = False,
-        return_errors: bool = False,
-        preprocessor: Callable[[Any], Any] | None = None,
-    ) -> AsyncGenerator[Any, None]:
+        self, items: Iterable[Any] | AsyncIterable[Any], *, return_inputs: bool = False, return_errors: bool = False,
+        preprocessor: Callable[[Any], Any] | None = None, **options: Unpack[StreamKeywords],
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
         """Yield the responses to `items` in their order, with bounded memory, and keep every worker busy.
 
         Arguments:
@@ -345,31 +344,23 @@ class Service:
         """
 
         def infer(item: Any) -> Call:
-            return self.infer(item, timeout=timeout, priority=priority, key=key, backpressure=True)
+            return self.infer(item, **options, backpressure=True)
 
         def refused(item: Any) -> Call:
-            return self._new_call(Call, item, timeout, priority, key)
+            return self._new_call(Call, item, **options)
 
         prepared = preprocessing(preprocessor, infer, refused)
         window = StreamWindow(prepared, self.stream_size, return_inputs, return_errors)
         return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
 
-    def infer_stream(
-        self,
-        item: Any,
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Hashable = None,
-        backpressure: bool | None = None,
-    ) -> AsyncGenerator[Any, None]:
+    def infer_stream(self, item: Any, **options: Unpack[CallKeywords]) -> AsyncGenerator[Any, None]:
         """Yield the responses of a streaming model to one `item`; of any other model, its one response.
 
         The request begins with the first `anext`. `timeout` is for all responses together. A reader that is more than
         `stream_buffer` answers behind gets those, and then Overloaded. Closing the generator early ends the item at the model too.
         For the other arguments, see `infer`.
         """
-        return self._read(self.new_stream(item, timeout, priority, key), backpressure)
+        return self._read(self.new_stream(item, **options), options.get("backpressure"))
 
     async def _read(self, request: StreamedCall, backpressure: bool | None) -> AsyncGenerator[Any, None]:
         """Enter `request` and yield its responses; closing the generator cancels the request."""
@@ -382,13 +373,14 @@ class Service:
         finally:
             request.close()
 
-    def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> StreamedCall:
+    def new_stream(self, item: Any, **options: Unpack[CallKeywords]) -> StreamedCall:
         """Return a request for `item` that is not in the queue yet. May be called from any thread."""
-        form = self.form_of(timeout, priority, key)
-        return StreamedCall(form, item, self.facts.settings.stream_buffer, self.cancel, self._clock)
+        return StreamedCall(self.form_of(**options), item, self.facts.settings.stream_buffer, self.cancel, self._clock)
 
-    def form_of(self, timeout: float | None, priority: int, key: Hashable) -> Form:
-        """Return the form of a call in this process; a `timeout` of None is the setting."""
+    def form_of(
+        self, *, timeout: float | None = None, priority: int = 0, key: Hashable = None, backpressure: bool | None = None
+    ) -> Form:
+        """Return the form of a call in this process that states this; `backpressure` is no part of it."""
         usual = self.generation.form
         if timeout is None and not priority and key is None:
             return usual
@@ -580,12 +572,11 @@ class Service:
                 error = f"expected {example.expected!r:.200}, got {answer!r:.200}"
         return {"ok": not error, "seconds": self.now() - started, "error": error}
 
-    def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
+    def _new_call(self, kind: type[C], payload: Any, **options: Unpack[CallKeywords]) -> C:
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        form = self.form_of(timeout, priority, key)
-        return kind(loop=loop).prepare(form, payload, self._clock(), self.generation.withdraw)
+        return kind(loop=loop).prepare(self.form_of(**options), payload, self._clock(), self.generation.withdraw)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._here()
