@@ -11,7 +11,7 @@ from weir.batching.service_time import KindTimes, ServiceTime
 from weir.messages import Dispatch, Reason, Timing, Wakeup
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
-from weir.policy.solve.uneven import UnevenBank, solve_uneven
+from weir.policy.solve.uneven import solve_uneven
 from weir.testing import FakeClock
 from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest
 from weir.tuning.policy_tuner import PolicyTuner
@@ -30,7 +30,10 @@ class Solver(SolvingProcess):
         self.cancelled = 0
         self.pauses: list[tuple[float, asyncio.Future[None]]] = []
 
-    async def solve(self, wish: SolveRequest, limit: float) -> Bank:
+    async def solve(self, wish: Any, limit: float) -> Any:
+        if isinstance(wish, UnevenRequest):
+            self.uneven_wishes.append(wish)
+            return solve_uneven(wish.kinds, wish.prices, [0.1, 0.5])
         answer: asyncio.Future[Bank] = asyncio.get_running_loop().create_future()
         self.asked.append((wish, answer))
         try:
@@ -38,10 +41,6 @@ class Solver(SolvingProcess):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-
-    async def uneven(self, wish: UnevenRequest, limit: float) -> UnevenBank:
-        self.uneven_wishes.append(wish)
-        return solve_uneven(wish.kinds, wish.prices, [0.1, 0.5])
 
     async def pause(self, seconds: float) -> None:
         over = asyncio.get_running_loop().create_future()

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import solve_device
 from weir.simulation.engine import SimulatedRequest
+from weir.tuning import DeviceRequest
 from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner
 from weir.workers.process.shared import SharedPool
 from weir.workers.turns import DeviceGroup
@@ -86,7 +86,8 @@ class Rig:
         for model, rate, since in self._flows:
             model.arrive(rate, since, self.now)
 
-    async def _solve(self, loads: Sequence[DeviceLoad], batches: int, limit: float) -> list[DeviceTable]:
+    async def _solve(self, wanted: DeviceRequest, limit: float) -> list[DeviceTable]:
+        loads, batches = wanted
         self.batches = batches
         self.asked.append(list(loads))
         if self.error is not None:

@@ -117,7 +117,7 @@ async def test_the_solving_process_solves_for_two_kinds() -> None:
     process = SolvingProcess(niceness=0)
     try:
         request = UnevenRequest((WorkerKind(PROFILE, 1), WorkerKind(SLOW, 2)), Prices(), (0, 1))
-        bank = await process.uneven(request, 60.0)
+        bank = await process.solve(request, 60.0)
         assert bank.rates == solve_uneven(request.kinds, request.prices).rates
     finally:
         await process.close()

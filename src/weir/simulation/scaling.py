@@ -83,6 +83,10 @@ class CapacityRequest:
     prices: Prices = Prices()
     solved: bool = False
 
+    def solve(self) -> Capacity:
+        """Return what 1 ... `most` workers can do; see `measure_capacity`."""
+        return measure_capacity(self)
+
 
 def measure_capacity(request: CapacityRequest, *, seed: int = 1) -> Capacity:
     """Return what 1 ... `most` workers can do, simulated for some numbers and interpolated between them.

@@ -114,6 +114,11 @@ class SilentObserver:
         """Ignore the event."""
 
 
+def total(count: int, seconds: float) -> dict[str, int]:
+    """Return a count and its time as the statistics extension does, in nanoseconds."""
+    return {"count": count, "ns": round(1e9 * seconds)}
+
+
 class Total:
     """How often something happened, and the seconds that it took in all."""
 
@@ -130,32 +135,28 @@ class Total:
 
     def to_dict(self) -> dict[str, int]:
         """Return the count and the nanoseconds."""
-        return {"count": self.count, "ns": round(1e9 * self.seconds)}
+        return total(self.count, self.seconds)
 
 
 class Steps:
-    """The three steps of a batch in a worker: decoding and preprocess, `predict`, postprocess and encoding."""
+    """How often the three steps of a batch in a worker were counted, and the `seconds` of each: decoding and preprocess, `predict`, postprocess and
+    encoding."""
 
-    __slots__ = ("infer", "input", "output")
+    __slots__ = ("count", "seconds")
 
     def __init__(self) -> None:
-        self.input = Total()
-        self.infer = Total()
-        self.output = Total()
+        self.count = 0
+        self.seconds = Timing(0.0, 0.0, 0.0)
 
     def add(self, count: int, timing: Timing) -> None:
         """Add the steps of a batch, once for each of `count`."""
-        self.input.add(count, count * timing.preprocess)
-        self.infer.add(count, count * timing.predict)
-        self.output.add(count, count * timing.postprocess)
+        self.count += count
+        self.seconds = Timing(*[before + count * seconds for before, seconds in zip(self.seconds, timing, strict=True)])
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         """Return the three by the names of the statistics extension."""
-        return {
-            "compute_input": self.input.to_dict(),
-            "compute_infer": self.infer.to_dict(),
-            "compute_output": self.output.to_dict(),
-        }
+        names = ("compute_input", "compute_infer", "compute_output")
+        return {name: total(self.count, seconds) for name, seconds in zip(names, self.seconds, strict=True)}
 
 
 Outcome = tuple[str, str, type[WeirError] | None]  # model, frontend, and the error or None

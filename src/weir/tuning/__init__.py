@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import OBJECT, Batch, Events
@@ -21,15 +21,24 @@ from weir.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from weir.policy.cost.objective import LatencySLO, Prices
     from weir.policy.cost.profile import Profile
-    from weir.policy.scaling import Capacity
     from weir.policy.solve.bank import Bank
     from weir.policy.solve.device import DeviceLoad, DeviceTable
     from weir.policy.solve.uneven import UnevenBank, WorkerKind
-    from weir.simulation.scaling import CapacityRequest
 
 NAME = "the solving process"
 NICENESS = 10  # of the solving process, added to the server's
 DROPPED_LIMIT = 2.0  # seconds; a bank for one worker takes less, so it is solved sooner than a new process starts
+
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Solvable(Protocol[T_co]):
+    """A request to the solving process."""
+
+    def solve(self) -> T_co:
+        """Return what is wanted. Called in the solving process. Raises SettingsError with the reason if there is none."""
 
 
 class SolveRequest(NamedTuple):
@@ -39,6 +48,13 @@ class SolveRequest(NamedTuple):
     prices: "Prices"
     workers: int
     objective: "LatencySLO | None"
+
+    def solve(self) -> "Bank":
+        """See Solvable."""
+        from weir.simulation.banks import make_bank
+
+        objective = None if self.objective is None else self.objective.as_served()
+        return make_bank(self.profile, self.prices, workers=self.workers, objective=objective)
 
 
 class UnevenRequest(NamedTuple):
@@ -53,6 +69,12 @@ class UnevenRequest(NamedTuple):
         """How many workers there are of both kinds."""
         return sum(each.workers for each in self.kinds)
 
+    def solve(self) -> "UnevenBank":
+        """See Solvable."""
+        from weir.policy.solve.uneven import solve_uneven
+
+        return solve_uneven(self.kinds, self.prices)
+
 
 class DeviceRequest(NamedTuple):
     """What one order of models on a device is solved for."""
@@ -60,14 +82,15 @@ class DeviceRequest(NamedTuple):
     loads: "Sequence[DeviceLoad]"
     batches: int  # at once
 
+    def solve(self) -> "list[DeviceTable]":
+        """See Solvable."""
+        from weir.simulation.device import solve_device
 
-Request: TypeAlias = "SolveRequest | UnevenRequest | CapacityRequest | DeviceRequest"
+        return solve_device(self.loads, self.batches)
 
 
 class Solver(Model):
-    """Runs in the solving process. It answers a SolveRequest with the content of a bank file, a CapacityRequest with the
-    Capacity, other requests with the tables, and each with a text that says why there is none.
-    """
+    """Runs in the solving process. It answers each request with what is solved for it, or with a text that says why there is none."""
 
     def __init__(self, niceness: int = NICENESS) -> None:
         self._niceness = niceness
@@ -81,24 +104,11 @@ class Solver(Model):
         """Solve each request."""
         return [self._solve(request) for request in batch]
 
-    def _solve(self, request: Request) -> "bytes | UnevenBank | Capacity | list[DeviceTable] | str":
-        from weir.policy.solve.uneven import solve_uneven
-        from weir.simulation.banks import make_bank
-        from weir.simulation.device import solve_device
-        from weir.simulation.scaling import measure_capacity
-
+    def _solve(self, request: Solvable[Any]) -> Any:
         try:
-            if isinstance(request, DeviceRequest):
-                return solve_device(request.loads, request.batches)
-            if isinstance(request, UnevenRequest):
-                return solve_uneven(request.kinds, request.prices)
-            if not isinstance(request, SolveRequest):
-                return measure_capacity(request)
-            objective = None if request.objective is None else request.objective.as_served()
-            bank = make_bank(request.profile, request.prices, workers=request.workers, objective=objective)
+            return request.solve()
         except SettingsError as error:
             return error.message
-        return bank.to_bytes()
 
 
 class SolvingProcess:
@@ -114,40 +124,16 @@ class SolvingProcess:
         self._ids = count(1)
         self._answer: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
 
-    async def solve(self, request: SolveRequest, limit: float) -> "Bank":
-        """Return the bank that `request` describes.
+    async def solve(self, request: Solvable[T], limit: float) -> T:
+        """Return what `request` describes.
 
         Raises SettingsError with the reason if there is none, ModelError when the process ends or cannot be started,
         and TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; if the next
         request has waited for that for DROPPED_LIMIT seconds, the process is ended and a new one is started.
         """
-        from weir.policy.solve.bank import Bank
-
-        answer = await self._answered(request, limit)
-        try:
-            return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
-        except SettingsError as error:
-            raise ModelError(error.message) from error
-
-    async def uneven(self, request: UnevenRequest, limit: float) -> "UnevenBank":
-        """Return the tables of workers of two kinds. It raises what `solve` raises."""
-        found: UnevenBank = await self._answered(request, limit)
-        return found
-
-    async def capacity(self, request: "CapacityRequest", limit: float) -> "Capacity":
-        """Return what each number of workers can do. It raises what `solve` raises."""
-        found: Capacity = await self._answered(request, limit)
-        return found
-
-    async def device(self, loads: "Sequence[DeviceLoad]", batches: int, limit: float) -> "list[DeviceTable]":
-        """Return the tables of models that share a device, which runs so many `batches` at once. It raises what `solve` raises."""
-        found: list[DeviceTable] = await self._answered(DeviceRequest(loads, batches), limit)
-        return found
-
-    async def _answered(self, request: Request, limit: float) -> Any:
         try:
             async with asyncio.timeout(limit), self._turn:
-                answer = await self._solved(request)
+                answer: T = await self._solved(request)
         except asyncio.CancelledError:
             raise
         except (WeirError, OSError) as error:  # also a TimeoutError
@@ -166,7 +152,7 @@ class SolvingProcess:
             self._end(ModelError(f"{NAME} was ended"))
             await pool.stop()
 
-    async def _solved(self, request: Request) -> Any:
+    async def _solved(self, request: Solvable[Any]) -> Any:
         if self._answer is not None and not self._answer.done():
             await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
             if not self._answer.done():

@@ -16,7 +16,7 @@ from weir.errors import SettingsError, WeirError
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.arrivals import Rate
 from weir.policy.solve.device import DeviceLoad, DeviceTable
-from weir.tuning import SolvingProcess
+from weir.tuning import DeviceRequest, SolvingProcess
 from weir.workers.timer import in_background, sleep
 from weir.workers.turns import DeviceGroup, Member
 
@@ -30,7 +30,7 @@ MOVED, MOVED_PART, LEAST_MOVED = 0.05, 0.2, 0.005  # of the device's time: see `
 REST = 10.0  # the solver rests so many times as long as it took
 LONGEST_SOLVE = 120.0  # seconds
 
-Solve = Callable[[Sequence[DeviceLoad], int, float], Coroutine[Any, Any, list[DeviceTable]]]
+Solve = Callable[[DeviceRequest, float], Coroutine[Any, Any, list[DeviceTable]]]
 Pause = Callable[[float], Awaitable[None]]
 
 
@@ -86,7 +86,7 @@ class DeviceTuner:
         group: the name of the group, for log lines.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
-        solve: returns the tables for the loads, on a device that runs so many batches at once, within so many seconds; by default in another process.
+        solve: returns the tables that are wanted, within so many seconds; by default in another process.
 
     `loads` is what the present tables were solved for; empty while there are none.
     """
@@ -97,7 +97,7 @@ class DeviceTuner:
         self._pause = pause
         self._clock = clock
         self._process = SolvingProcess()
-        self._solve = solve or self._process.device
+        self._solve: Solve = solve or self._process.solve
         self._followed: list[_Followed] = []
         self._solved_with: list[_Followed] = []
         self._batches = 1  # that the device runs at once, as solved
@@ -158,7 +158,7 @@ class DeviceTuner:
         same = followed == self._solved_with and batches == self._batches
         if same and not has_moved(loads, self.loads):
             return False
-        tables = await self._solve(loads, batches, LONGEST_SOLVE)
+        tables = await self._solve(DeviceRequest(loads, batches), LONGEST_SOLVE)
         if followed == self._followed:
             self._batches = batches
             self._adopt(followed, tables, loads)

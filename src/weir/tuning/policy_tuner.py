@@ -387,15 +387,10 @@ class PolicyTuner(SilentObserver):
             self._banks.move_to_end(request)
             return self._banks[request], 0.0
         started = self._clock()
-        self._solving = asyncio.create_task(self._solved(request, limit))
+        self._solving = asyncio.create_task(self._solver.solve(request, limit))
         bank = await self._solving
         self._remember(request, bank)
         return bank, self._clock() - started
-
-    async def _solved(self, request: Wanted, limit: float) -> Tables:
-        if isinstance(request, UnevenRequest):
-            return await self._solver.uneven(request, limit)
-        return await self._solver.solve(request, limit)
 
     def _remember(self, request: Wanted, bank: Tables) -> None:
         self._banks[request] = bank

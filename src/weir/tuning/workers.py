@@ -129,7 +129,7 @@ class WorkerTuner(SilentObserver):
         self._max_batch_size = max_batch_size
         self._clock, self._pause = clock, pause
         self._process = SolvingProcess()
-        self._measure = self._process.capacity
+        self._measure: Callable[[CapacityRequest, float], Awaitable[Capacity]] = self._process.solve
         self._rule = WorkerScaling(self.allowed, UNKNOWN, settings.scale_to_zero_after)
         self._simulated_for: CapacityRequest | None = None
         self._simulation: asyncio.Task[None] | None = None

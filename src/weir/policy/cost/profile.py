@@ -6,7 +6,7 @@ per second. Energy is what a batch takes beyond what the machine draws while idl
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +107,10 @@ class Profile:
         energies: Floats = np.asarray(beta_mj * sizes + zeta0_mj, dtype=np.float64) if stated else times
         source = "stated" if stated else "time"
         return cls(times, energies, np.full(max_batch_size, cv), energy_source=source, about=about or {})
+
+    def __reduce__(self) -> Any:
+        """Travel to another process such that the arrays are read-only there too."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: powers of two and the largest size."""

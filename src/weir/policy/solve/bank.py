@@ -10,7 +10,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf, sqrt
 from typing import Any, NamedTuple
@@ -88,6 +88,10 @@ class Bank:
         self._check_numbers()
         self._keep_tables()
 
+    def __reduce__(self) -> Any:
+        """Travel to another process such that the arrays are read-only there too."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks, with a row for each rate."""
         columns = ("rows/s", "control limit", "response ms", "p99 ms", "power W")
@@ -123,30 +127,29 @@ class Bank:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, source: str = "bank", *, profile: Profile | None = None) -> "Bank":
+    def from_bytes(cls, data: bytes, source: str = "bank") -> "Bank":
         """Return the bank in `data`, the content of a bank file.
 
-        `source` names the file in errors. `profile`, if given, saves the time to read it from the file; it must be the
-        same one. Raises SettingsError naming `source` and what is wrong.
+        `source` names the file in errors. Raises SettingsError naming `source` and what is wrong.
         """
         if not data.startswith(b"PK"):  # numpy would take it for a pickle, and advise to trust it
             raise SettingsError(f"{source}: must be a policy file made by `weir solve`; it is not an .npz file")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
-                return cls._of(about, profile, {name: arrays[name] for name in _ARRAYS})
+                return cls._of(about, {name: arrays[name] for name in _ARRAYS})
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except _UNREADABLE as error:
             raise SettingsError(f"{source}: must be a policy file made by `weir solve`: {error}") from error
 
     @classmethod
-    def _of(cls, about: dict[str, Any], profile: Profile | None, arrays: dict[str, Any]) -> "Bank":
+    def _of(cls, about: dict[str, Any], arrays: dict[str, Any]) -> "Bank":
         if about.get("weir_bank") != FORMAT:
             raise SettingsError(f"weir_bank={about.get('weir_bank')!r}: must be {FORMAT}")
         objective = about["objective"]
         return cls(
-            profile=profile or Profile.from_toml(about["profile"]),
+            profile=Profile.from_toml(about["profile"]),
             prices=Prices(*about["prices"]),
             workers=about["workers"],
             objective=None if objective is None else LatencySLO(*objective).checked(),
