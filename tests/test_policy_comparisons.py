@@ -9,7 +9,7 @@ from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson
-from weir.simulation.rounds import Rule
+from weir.simulation.search import Rule
 
 
 def test_every_player_meets_the_same_lines() -> None:

@@ -26,7 +26,7 @@ from weir.policy.decision import Policy
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Arrivals
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.rounds import Figures, PlayedRounds, Rule, figures, play
+from weir.simulation.search import Figures, PlayedRounds, Rule, figures, play
 from weir.simulation.simulator import run
 from weir.simulation.statistics import LEVEL, Estimate
 

@@ -40,7 +40,7 @@ from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table
 from weir.simulation.arrivals import Arrivals, GammaRenewal, OnOff, Poisson, Sine
 from weir.simulation.banks import make_bank
-from weir.simulation.rounds import Figures, Rule
+from weir.simulation.search import Figures, Rule
 
 PROFILE = GOOGLENET_P4
 CAPACITY = PROFILE.max_rate

@@ -12,7 +12,7 @@ from weir.policy.solve.tables import greedy_table, limit_of, multi_worker_table
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.replicas import Replicas, best_tables, estimate, quantiles
-from weir.simulation.rounds import Rule, play
+from weir.simulation.search import Rule, play
 
 P4 = GOOGLENET_P4
 # What a batch takes hardly depends on its size: workers that never wait are all busy with small ones.

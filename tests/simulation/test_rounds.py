@@ -8,7 +8,7 @@ from tests.rings import subcases
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.rounds import Rule, figures, play
+from weir.simulation.search import Rule, figures, play
 from weir.simulation.simulator import run
 
 P4 = GOOGLENET_P4

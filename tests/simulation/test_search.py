@@ -18,8 +18,7 @@ from weir.simulation import banks, search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
 from weir.simulation.engine import Run, ServiceTimes
-from weir.simulation.rounds import Figures, PlayedRounds, Rule, figures, play
-from weir.simulation.search import SloSearch, Trials
+from weir.simulation.search import Figures, PlayedRounds, Rule, SloSearch, Trials, figures, play
 from weir.simulation.simulator import run
 
 P4 = GOOGLENET_P4

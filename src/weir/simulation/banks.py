@@ -32,8 +32,7 @@ from weir.simulation.replicas import (
     best_tables,
     estimate,
 )
-from weir.simulation.rounds import Figures
-from weir.simulation.search import BURST, BURST_BATCHES, SURE, SloSearch, lowest
+from weir.simulation.search import BURST, BURST_BATCHES, SURE, Figures, SloSearch, lowest
 from weir.simulation.simulator import check_count, run
 from weir.simulation.statistics import STRETCHES
 
