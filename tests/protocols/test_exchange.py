@@ -4,6 +4,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from weir.model import Measure, Model
 from weir.protocols import HttpSettings
 from weir.protocols.data_plane import find
 from weir.protocols.entries import DEFAULT_SCHEDULE, QueueEntry, schedule_of
-from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart
+from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart, end_of
 from weir.protocols.native import read_head_for
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor, RecordingObserver
@@ -174,7 +175,7 @@ async def test_a_payload_is_freed_while_others_of_its_request_wait() -> None:
         exchange, payloads = Exchange(service, frontend="lines"), [Payload(), Payload()]
         gone = [weakref.ref(each) for each in payloads]
         entries: list[Any] = [QueueEntry(exchange.form(), each) for each in payloads]
-        gathered = asyncio.ensure_future(Gathering(exchange, alone=True).run(entries))
+        gathered = asyncio.ensure_future(end_of(partial(Gathering(exchange, alone=True).begin, entries)))
         payloads.clear()
         for under_way in (1, 0):
             await until(lambda: bool(executor.pending))

@@ -3,16 +3,16 @@
 A connection may have `websocket_in_flight` requests in flight; with that many, nothing is read from its socket. When the server drains, nothing more is
 read, the requests in flight are answered, and the connection is closed with code 1001 (RFC 6455, section 7.4.1).
 
-A request with one response waits in the queue without a task (_Waiting). A request that streams, is traced or becomes several queue entries has a task.
-Their responses and all errors go through one outbox, which one task empties.
+Each request is an InferenceCall. Responses and errors go through one outbox, which one task empties; those of a stream are sent by its own task, which
+waits until the client reads.
 """
 
 import asyncio
 import logging
 from collections import deque
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,7 +22,6 @@ from weir.errors import (
     CapacityError,
     Conflict,
     Draining,
-    ModelNotReady,
     Overloaded,
     WeirError,
     bounded,
@@ -32,10 +31,10 @@ from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed, caller_in
 from weir.protocols.account import CLAIM, Account, charge_values
+from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
-from weir.protocols.entries import QueueEntry, response_of
-from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
-from weir.protocols.offloading import LONG_ANSWER, off_loop, written
+from weir.protocols.exchange import Exchange, StreamPart
+from weir.protocols.offloading import off_loop, written
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.status import kserve_code
@@ -66,74 +65,94 @@ MOST_UNSENT = 256  # messages in the outbox; with more of them nothing is read
 _log = logging.getLogger("weir.websocket")
 
 
-class _Waiting:
-    """A request of `session` that waits in the queue without a task. `received_bytes` is the size of its message, `size_bytes` what is charged for it."""
+class SocketCall(InferenceCall):
+    """A request of `session`, for which `size_bytes` are charged to the connection."""
 
-    __slots__ = ("_queued", "_session", "exchange", "inference_request", "received_bytes", "size_bytes")
+    __slots__ = ("_session", "request", "size_bytes", "withdrawn")
 
-    def __init__(
-        self, session: "Session", exchange: Exchange, request: InferenceRequest, received_bytes: int, size_bytes: int
-    ) -> None:
+    def __init__(self, session: "Session", request: InferenceRequest, received_bytes: int, size_bytes: int) -> None:
+        super().__init__(session.account, received_bytes)
         self._session = session
-        self._queued: QueuedRequest | None = None
-        self.exchange = exchange
-        self.inference_request = request
-        self.received_bytes = received_bytes
+        self.request = request
         self.size_bytes = size_bytes
+        self.withdrawn = False  # by its client, who gets an error
 
-    def submit(self, entry: QueueEntry) -> None:
-        """Put the request into the queue. Raises what Exchange.submit raises."""
-        self._queued = self.exchange.submit(entry, self._ended)
-
-    def cancel(self) -> None:
-        """Cancel the request. Its end is not reported: the session forgets it."""
-        if self._queued is not None:
-            self.exchange.cancel(self._queued)
-
-    def _ended(self, queued: QueuedRequest) -> None:
-        if queued.error is None:
-            self._session.finish(self, queued)
+    def begin(self) -> None:
+        """Find the model and have it compute the request. Raises the error that refuses it."""
+        request = self.request
+        service = find(self._session.registry, request.model, request.version)
+        carrier = self._session.carrier(request)
+        exchange = Exchange(service, frontend=FRONTEND, carrier=None if service.tracing is None else carrier)
+        exchange.caller = self._session.caller
+        if service.facts.streaming:
+            self.stream(exchange, request)
         else:
-            self.fail(queued.error)
+            self.infer(exchange, request, partial(self._writing, last=True))
 
-    def fail(self, error: WeirError) -> None:
-        """Send the error."""
-        self._session.forget(self)
-        self._session.post_failure(self.inference_request.id, error)
+    def _writing(self, response: InferenceResponse, *, last: bool) -> Writing:
+        trace = None if self.exchange is None else self.exchange.trace
+        named = {} if trace is None else {TRACEPARENT: trace.traceparent}
+        response.parameters = {**response.parameters, **named, FINAL: last}
+        size = bytes_to_write(response, binary_outputs(self.request))
+        return Writing(size, partial(write_response, self.request, response))
+
+    def send(self, message: Message) -> None:
+        """Put the response into the outbox."""
+        self._session.post(message)
+
+    async def send_part(self, part: StreamPart) -> int:
+        """Send one response of a stream."""
+        return await self._session.send_now(await written(*self._writing(part.response, last=part.last)))
+
+    def fail(self, error: Exception) -> None:
+        """Put the error into the outbox, unless the client has left. An exception that is not Weir's is logged and hidden."""
+        if isinstance(error, WebSocketDisconnect):
+            return  # the receiving task gets the disconnection too
+        if not isinstance(error, WeirError):
+            _log.error("a request for %s has failed", self.request.model, exc_info=error)
+            error = InternalError("internal error")
+        self._session.post_failure(self.request.id, error)
+
+    def withdraw(self) -> None:
+        """Cancel the request, as its client has asked."""
+        self.withdrawn = True
+        self.leave()
+
+    def release(self) -> None:
+        """Have the session forget the request. Confirm to its client that it was withdrawn."""
+        super().release()
+        if self._session.forget(self) and self.withdrawn:
+            self.fail(Cancelled("the client has cancelled the request"))
+
+    def charge(self, size_bytes: int) -> None:
+        """Charge `size_bytes` to the connection until the request ends."""
+        self._session.claim.take(size_bytes)
+        self.size_bytes += size_bytes
 
 
-class _Outgoing:
-    """A message in the outbox, or the future of a message that a thread is writing for `queued`. `charged` is the number of bytes charged for it."""
+class _Outgoing(NamedTuple):
+    """A message in the outbox, and the number of bytes charged for it."""
 
-    __slots__ = ("charged", "message", "queued")
-
-    def __init__(
-        self, message: "Message | asyncio.Future[Message]", charged: int, queued: _Waiting | None = None
-    ) -> None:
-        self.message = message
-        self.charged = charged
-        self.queued = queued
-
-    def drop(self) -> None:
-        """Cancel the writing of the message, if it has not been written yet."""
-        message = self.message
-        if isinstance(message, asyncio.Future) and not message.cancel() and not message.cancelled():
-            message.exception()  # marks the exception as retrieved, so that asyncio does not log it
+    message: Message
+    charged: int
 
 
 class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
     def __init__(self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account) -> None:
-        self._socket, self._caller = socket, caller_in(socket.headers.raw)
-        self._account = account
-        self._claim = account.claim()
-        self._registry = registry
+        self._socket, self.caller = socket, caller_in(socket.headers.raw)
+        self.account = account
+        self.claim = account.claim()
+        self.registry = registry
         self._settings = settings
-        self._under_way: dict[str, asyncio.Task[None] | _Waiting] = {}
-        self._withdrawn: set[str] = set()
+        self._under_way: dict[str, SocketCall] = {}
         self._outbox: deque[_Outgoing] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        headers = (pair for pair in socket.headers.items() if pair[0] in TRACE_FIELDS)
+        self._carrier: dict[str, str] = {}  # what names the span of the opening request
+        for name, value in headers:
+            carry(self._carrier, name, value)
         self._main: asyncio.Task[Any] | None = None
         self._receiving = False
         self._refused = False  # no more requests are accepted
@@ -143,7 +162,7 @@ class Session:
     async def run(self) -> None:
         """Accept the connection and serve it until the client or the server ends it."""
         self._main = asyncio.current_task()
-        CLAIM.set(self._claim)  # the connection has a context of its own
+        CLAIM.set(self.claim)  # the connection has a context of its own
         try:
             await self._socket.accept()
         except (OSError, RuntimeError):
@@ -213,25 +232,27 @@ class Session:
         """Begin the request in a message, or cancel the one that it names. Return the id and the error if that fails."""
         size = 0
         try:
-            self._claim.take(len(message))
+            self.claim.take(len(message))
             size = len(message)
             request = await off_loop(len(message), partial(_read, message))
             if isinstance(request, CancelMessage):
-                self._withdraw(request.id)
-                self._claim.give(size)
+                if (call := self._under_way.get(request.id)) is not None:
+                    call.withdraw()
+                self.claim.give(size)
                 return None
             if request.id in self._under_way:
                 raise Conflict(f"id {brief(request.id, 100)}: a request with this id is in flight on this connection")
             await self._room_for(request, size)
             arrays = sum([each.array.nbytes for each in request.inputs])
-            self._claim.take(arrays)
+            self.claim.take(arrays)
             size += arrays
         except BaseException as error:  # also where `_give_up` cancels the wait for room or for a thread
-            self._claim.give(size)
+            self.claim.give(size)
             if not isinstance(error, WeirError):
                 raise
             return await _id_of(message), error.with_traceback(None)
-        self._begin(request, len(message), size)
+        call = self._under_way[request.id] = SocketCall(self, request, len(message), size)
+        call.attempt(call.begin)
         return None
 
     async def _room_for(self, request: InferenceRequest, size: int) -> None:
@@ -252,7 +273,7 @@ class Session:
 
     def _has_enough(self, size: int, times: int = 1) -> bool:
         """Return whether the connection has as many requests in flight, or as many bytes besides `size`, as it may have. With none in flight it has room."""
-        much = self._claim.held_bytes - size > self._account.max_connection_bytes
+        much = self.claim.held_bytes - size > self.account.max_connection_bytes
         return len(self._under_way) >= times * self._settings.websocket_in_flight or (much and bool(self._under_way))
 
     async def _change(self) -> None:
@@ -260,86 +281,35 @@ class Session:
         self._changed.clear()
         await self._changed.wait()
 
-    def _begin(self, request: InferenceRequest, received: int, size: int) -> None:
-        """Submit a request, or start its task."""
-        try:
-            service = find(self._registry, request.model, request.version)
-            if (
-                service.tracing is None
-                and not service.facts.streaming
-                and inference_of(service).queues_tensors(service)
-            ):
-                request.parameters.pop(TRACEPARENT, None)
-                exchange = Exchange(service, frontend=FRONTEND)
-                exchange.caller = self._caller
-                (entry,) = exchange.entries(request)
-                waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
-                waiting.submit(entry)
-                return
-        except Exception as error:
-            if not (isinstance(error, ModelNotReady) and error.read is not None):
-                self._under_way.pop(request.id, None)
-                self._claim.give(size)
-                if not isinstance(error, WeirError):
-                    _log.exception("a request for %s cannot be taken", request.model)
-                    error = InternalError("internal error")
-                self.post_failure(request.id, error)
-                return
-        task = asyncio.ensure_future(self._answer(request, received))
-        self._under_way[request.id] = task
-        task.add_done_callback(lambda _: self._ended(request.id, size))
-
-    def _ended(self, id: str, size: int) -> None:
-        self._claim.give(size)
-        del self._under_way[id]
+    def forget(self, call: SocketCall) -> bool:
+        """Give back what `call` held, which has ended. Return False if this has been done before."""
+        if self._under_way.get(call.request.id) is not call:
+            return False
+        del self._under_way[call.request.id]
+        self.claim.give(call.size_bytes)
         self._changed.set()
-
-    def _withdraw(self, id: str) -> None:
-        current = self._under_way.get(id)
-        if isinstance(current, _Waiting):
-            current.cancel()
-            current.fail(_given_up())
-        elif current is not None and id not in self._withdrawn:
-            self._withdrawn.add(id)
-            current.cancel()
+        return True
 
     async def _leave(self) -> None:
         """Cancel all requests in flight, and return when they have ended: the connection closes."""
-        for current in list(self._under_way.values()):
-            current.cancel()
-            if isinstance(current, _Waiting):
-                self.forget(current)
+        for call in list(self._under_way.values()):
+            call.leave()
         while self._under_way:
             await self._change()
 
+    def carrier(self, request: InferenceRequest) -> dict[str, str]:
+        """Return what names the caller's span: parameters of the message, which are taken from it, or else headers of the opening request."""
+        named = {name: request.parameters.pop(name, None) for name in (TRACEPARENT, "tracestate")}
+        if isinstance(named[TRACEPARENT], str):
+            return {name: value for name, value in named.items() if isinstance(value, str)}
+        return self._carrier
+
     # Sending through the outbox.
 
-    def forget(self, waiting: _Waiting) -> None:
-        """Release what `waiting` held: it has ended."""
-        self._ended(waiting.inference_request.id, waiting.size_bytes)
-
-    def finish(self, waiting: _Waiting, queued: QueuedRequest) -> None:
-        """Answer `waiting`, whose request has its output. A long response is written in a thread, and the responses after it wait until it has been sent."""
-        self.forget(waiting)
-        service, request = waiting.exchange.service, waiting.inference_request
-        try:
-            response = response_of(service, request, [queued.form.kind], [queued.output], queued.waited)
-            response.parameters = {**response.parameters, FINAL: True}
-            size = bytes_to_write(response, binary_outputs(request))
-            write = partial(write_response, request, response)
-            if size > LONG_ANSWER:
-                self._claim.take(size)
-                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, waiting))
-                return
-            message = write()
-            self._claim.take(len(message))
-        except Exception as error:
-            if isinstance(error, WeirError):
-                waiting.exchange.refused(error)
-            self.post_failure(request.id, _shown(request, error))
-        else:
-            self._post(_Outgoing(message, len(message)))
-            waiting.exchange.transferred(waiting.received_bytes, len(message))
+    def post(self, message: Message) -> None:
+        """Put a response into the outbox. Raises what Account.take raises."""
+        self.claim.take(len(message))
+        self._post(_Outgoing(message, len(message)))
 
     def post_failure(self, id: str, error: WeirError) -> None:
         """Put an error into the outbox."""
@@ -347,14 +317,10 @@ class Session:
 
     def _post(self, outgoing: _Outgoing) -> None:
         if self._closed:
-            self._drop(outgoing)
+            self.claim.give(outgoing.charged)
             return
         self._outbox.append(outgoing)
         self._posted.set()
-
-    def _drop(self, outgoing: _Outgoing) -> None:
-        self._claim.give(outgoing.charged)
-        outgoing.drop()
 
     async def _all_sent(self) -> None:
         while self._outbox:
@@ -366,8 +332,8 @@ class Session:
         try:
             while True:
                 while self._outbox:
-                    await self._send_next(self._outbox[0])
-                    self._claim.give(self._outbox.popleft().charged)
+                    await self._send(self._outbox[0].message)
+                    self.claim.give(self._outbox.popleft().charged)
                 self._sent.set()
                 self._posted.clear()
                 await self._posted.wait()
@@ -376,92 +342,17 @@ class Session:
         finally:
             self._closed = True
             for each in self._outbox:
-                self._drop(each)
+                self.claim.give(each.charged)
             self._outbox.clear()
             self._sent.set()
 
-    async def _send_next(self, outgoing: _Outgoing) -> None:
-        """Send the next message of the outbox, once it has been written."""
-        message, queued = outgoing.message, outgoing.queued
-        if isinstance(message, asyncio.Future):
-            assert queued is not None  # only its responses are written in a thread
-            try:
-                message = await message
-                self._claim.give(outgoing.charged)
-                outgoing.charged = 0
-                self._claim.take(len(message))
-                outgoing.charged = len(message)
-                queued.exchange.transferred(queued.received_bytes, len(message))
-            except Exception as error:
-                message = _failure(queued.inference_request.id, _shown(queued.inference_request, error))
-            outgoing.message = message
-        await self._send(message)
-
-    # Requests that have a task.
-
-    async def _answer(self, request: InferenceRequest, received: int) -> None:
-        """Send the responses to one request, or its error."""
-        with self._account.claim() as claim:
-            CLAIM.set(claim)
-            await self._answer_counted(request, received)
-
-    async def _answer_counted(self, request: InferenceRequest, received: int) -> None:
-        try:
-            try:
-                await self._stream(request, received)
-            except asyncio.CancelledError:
-                if request.id not in self._withdrawn:
-                    raise
-                raise _given_up() from None
-            except (WebSocketDisconnect, WeirError):
-                raise
-            except Exception as error:
-                _log.exception("a response of %s cannot be written", request.model)
-                raise InternalError("internal error") from error
-        except WeirError as error:
-            self.post_failure(request.id, error)
-        except WebSocketDisconnect:
-            pass  # the receiving task gets the disconnection too
-        finally:
-            self._withdrawn.discard(request.id)
-
-    async def _stream(self, request: InferenceRequest, received: int) -> None:
-        service = await once_read(partial(find, self._registry, request.model, request.version))
-        exchange = Exchange(service, frontend=FRONTEND, carrier=self._carrier(request))
-        exchange.caller = self._caller
-        sent, last = 0, False
-        async with aclosing(exchange.stream(request)) as parts:
-            async for part in parts:
-                last = part.last
-                sent += await self._send_response(exchange, request, part.response, last=last)
-        if not last:
-            end = InferenceResponse(service.facts.name, [], version=service.facts.version, id=request.id)
-            sent += await self._send_response(exchange, request, end, last=True)
-        exchange.transferred(received, sent)
-
-    def _carrier(self, request: InferenceRequest) -> dict[str, str]:
-        """Return what names the caller's span: parameters of the message, which are taken from it, or else headers of the opening request."""
-        named = {name: request.parameters.pop(name, None) for name in (TRACEPARENT, "tracestate")}
-        if isinstance(named[TRACEPARENT], str):
-            return {name: value for name, value in named.items() if isinstance(value, str)}
-        carrier: dict[str, str] = {}
-        for name, value in self._socket.headers.items():
-            if name in TRACE_FIELDS:
-                carry(carrier, name, value)
-        return carrier
-
-    async def _send_response(
-        self, exchange: Exchange, request: InferenceRequest, response: InferenceResponse, *, last: bool
-    ) -> int:
-        named = {} if exchange.trace is None else {TRACEPARENT: exchange.trace.traceparent}
-        response.parameters = {**response.parameters, **named, FINAL: last}
-        size = bytes_to_write(response, binary_outputs(request))
-        message = await written(size, partial(write_response, request, response))
-        self._claim.take(len(message))
+    async def send_now(self, message: Message) -> int:
+        """Send one response of a stream, when the client reads. Return its size in bytes."""
+        self.claim.take(len(message))
         try:
             return await self._send(message)
         finally:
-            self._claim.give(len(message))
+            self.claim.give(len(message))
 
     async def _send(self, message: Message) -> int:
         try:
@@ -483,18 +374,6 @@ class Session:
 
 class InternalError(WeirError):
     """What a client hears of an exception that is not Weir's."""
-
-
-def _given_up() -> Cancelled:
-    return Cancelled("the client has cancelled the request")
-
-
-def _shown(request: InferenceRequest, error: Exception) -> WeirError:
-    """Return the error to send for a response that could not be written. An exception that is not Weir's is logged and hidden."""
-    if isinstance(error, WeirError):
-        return error
-    _log.error("a response of %s cannot be written", request.model, exc_info=error)
-    return InternalError("internal error")
 
 
 def _failure(id: str, error: WeirError) -> str:

@@ -8,18 +8,23 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weir.errors import CapacityError, ModelNotFound, Unauthorized
 from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.aio import Relay, take_peer
 from weir.frontends.grpc.call import IncomingCall
-from weir.frontends.grpc.inference import UnaryInference
+from weir.frontends.grpc.inference import UnaryCall, UnaryInference
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
 from weir.fronts.remote import HandedOver
 from weir.protocols import HttpSettings
+from weir.protocols.exchange import Exchange
 from weir.protocols.kserve import KserveContext
+from weir.protocols.offloading import LONG_BODY
+from weir.wire.inference import InferenceRequest, InferenceResponse
+
+T = TypeVar("T")
 
 _INFER = f"/{INFERENCE}/ModelInfer"
 
@@ -90,32 +95,33 @@ class DispatcherGrpc(GrpcServer):
             self._reserved.pop().close()
 
 
-class FrontUnary(UnaryInference):
-    """ModelInfer in a front. What it cannot answer goes on to the dispatcher."""
+class FrontCall(UnaryCall):
+    """One call of ModelInfer in a front. `pass_on` passes what the front cannot answer on to the dispatcher."""
+
+    __slots__ = ("_pass_on",)
 
     def __init__(
-        self, context: KserveContext, pass_on: Callable[[IncomingCall, bytes], None], *, development: bool
+        self, incoming: IncomingCall, body: bytes, *, pass_on: Callable[[IncomingCall, bytes], None], development: bool
     ) -> None:
-        super().__init__(context, development=development)
+        super().__init__(incoming, body, development=development)
         self._pass_on = pass_on
 
-    def begin_task(
-        self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes
-    ) -> None:
-        """Raise HandedOver: no requests of models that a front reads need a task."""
+    def read(self, size_bytes: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """See InferenceCall. Raises HandedOver for a long body."""
+        if size_bytes > LONG_BODY:
+            raise HandedOver
+        super().read(size_bytes, work, then)
+
+    def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
+        """Raise HandedOver: a request that is not one entry of a queue is the dispatcher's."""
         raise HandedOver
 
-    def failing(self, call: IncomingCall, body: bytes) -> Callable[[Exception], None]:
-        """See UnaryInference."""
-        refuse = super().failing(call, body)
-
-        def fail(error: Exception) -> None:
-            if isinstance(error, (HandedOver, ModelNotFound, CapacityError)) and not error.reported:
-                self._pass_on(call, body)
-            else:
-                refuse(error)
-
-        return fail
+    def fail(self, error: Exception) -> None:
+        """Send the error, or pass the call on if the dispatcher may know more."""
+        if isinstance(error, (HandedOver, ModelNotFound, CapacityError)) and not error.reported:
+            self._pass_on(self.incoming, self.body)
+        else:
+            super().fail(error)
 
 
 class FrontGrpc(GrpcServer):
@@ -138,7 +144,7 @@ class FrontGrpc(GrpcServer):
             self._context,
             self._settings.grpc_stream_requests,
             development=development,
-            inference=FrontUnary(self._context, pass_on, development=development),
+            inference=UnaryInference(self._context, partial(FrontCall, pass_on=pass_on, development=development)),
         )
         for path, handler in services.handlers.items():
             if path != _INFER:

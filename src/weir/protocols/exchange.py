@@ -10,13 +10,14 @@ QueuedRequest, alone or gathered with others, or a StreamedCall.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.batching.request_state import RequestBase, refuse
-from weir.errors import InvalidRequest, ModelNotReady, Unsupported, WeirError
+from weir.errors import Cancelled, InvalidRequest, ModelNotReady, Unsupported, WeirError
 from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, child_of
 from weir.model import Tensor
 from weir.protocols.access import caller_in
@@ -44,6 +45,44 @@ from weir.workers.executor import discard
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
+
+
+T = TypeVar("T")
+
+# Is called once with a result, or with the error that there is instead.
+Ended = Callable[[T | Exception], None]
+# Stops what was begun, whose caller has left. Returns False if its end will be reported all the same, and otherwise anything else.
+Stop = Callable[[], object]
+
+
+def begin_task(work: Awaitable[T], ended: Ended[T]) -> Stop:
+    """Do `work` in a task. `ended` is called with its result or error, also after it was stopped."""
+
+    def done(task: asyncio.Future[T]) -> None:
+        error = Cancelled("the request was cancelled") if task.cancelled() else task.exception()
+        ended(task.result() if error is None else error if isinstance(error, Exception) else RuntimeError(error))
+
+    def stop() -> bool:
+        task.cancel()
+        return False
+
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(done)
+    return stop
+
+
+async def end_of(begin: Callable[[Ended[T]], Stop]) -> T:
+    """Return the end of what `begin` begins, or raise it if it is an error. Cancelling the task that awaits this stops it. Raises what `begin` raises."""
+    over: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
+    stop = begin(lambda found: None if over.done() else over.set_result(found))
+    try:
+        found = await over
+    except asyncio.CancelledError:
+        stop()
+        raise
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 class ItemsResponse(NamedTuple):
@@ -83,11 +122,11 @@ class Inference(Protocol):
     def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the output tensors that the model's metadata lists."""
 
-    async def infer(self, exchange: "Exchange", request: InferenceRequest) -> InferenceResponse:
-        """Return the response to a request of tensors. Cancelling the task that awaits this cancels the request.
+    def begin(self, exchange: "Exchange", request: InferenceRequest, ended: "Ended[InferenceResponse]") -> "Stop":
+        """Begin to compute the response to a request of tensors. `ended` is called once with it, or with the error that ends the request.
 
-        The request's parameter `timeout` can only shorten the timeout of the exchange. Raises the WeirError that ends the request, and Unsupported if the
-        model streams its responses.
+        Returns what cancels the request; see Stop. The request's parameter `timeout` can only shorten the timeout of the exchange. Raises Unsupported if the
+        model streams its responses, and the WeirError that refuses the request; `ended` is not called then.
         """
 
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
@@ -122,21 +161,34 @@ class ModelInference:
         """Return the model's outputs."""
         return outputs_of(service.facts)
 
-    async def infer(self, exchange: "Exchange", request: InferenceRequest) -> InferenceResponse:
+    def begin(self, exchange: "Exchange", request: InferenceRequest, ended: "Ended[InferenceResponse]") -> "Stop":
         """See Inference."""
         entries = exchange.entries(request)
         kinds = [entry.form.kind for entry in entries]
         gathering = Gathering(exchange, alone=False)
-        ended = await gathering.run([*entries])
-        exchange.waited = gathering.waited
-        return response_of(exchange.service, request, kinds, [each.output for each in ended], gathering.waited)
+
+        def gathered(found: "list[QueuedRequest] | Exception") -> None:
+            if isinstance(found, Exception):
+                return ended(found)
+            exchange.waited = gathering.waited
+            try:
+                outputs = [request.output for request in found]
+                response = response_of(exchange.service, request, kinds, outputs, gathering.waited)
+            except Exception as error:
+                ended(error)
+            else:
+                ended(response)
+
+        gathering.begin([*entries], gathered)
+        return gathering.withdraw
 
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """See Inference."""
         entries = await exchange.read(bytes_to_read(head, body), lambda: item_entries(head, body))
         exchange.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
         gathering = Gathering(exchange, alone=True)
-        return items_response(head, await gathering.run(entries), gathering.dispatch)
+        ended = await end_of(partial(gathering.begin, entries))
+        return items_response(head, ended, gathering.dispatch)
 
 
 MODEL_INFERENCE = ModelInference()
@@ -193,30 +245,44 @@ class Gathering:
         self._exchange = exchange
         self._alone = alone
         self._left = 0
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._then: Ended[list[QueuedRequest]] | None = None
         self.requests: list[QueuedRequest] = []
         self.dispatch: Dispatch | None = None
         self.waited = 0.0
 
-    async def run(self, entries: list[QueueEntry | WeirError]) -> list[QueuedRequest]:
-        """Put `entries` into the queue. Return their requests, in order, when all have ended.
+    def begin(self, entries: list[QueueEntry | WeirError], ended: Ended[list[QueuedRequest]]) -> Stop:
+        """Put `entries` into the queue. `ended` is called with their requests, in order, when all have ended, or with the first error.
 
-        `entries` is empty afterwards, so that each payload can be freed when its own request ends. Raises the first error, and cancels the other requests.
-        With `alone`, an error is the end of its own request; the error that refuses a request is raised only while no other request has been accepted.
-        Cancelling the task that awaits this cancels all requests.
+        `entries` is empty afterwards, so that each payload can be freed when its own request ends. The first error cancels the other requests. With `alone`,
+        an error is the end of its own request. Returns `withdraw`. Raises the error that refuses a request; with `alone` only while no other request has been
+        accepted.
         """
         self._left = len(entries)
         try:
             self._submit(entries)
-            entries.clear()
-            if self.requests:
-                await self._over
-            if not self._alone:
-                self._raise_first()
         except BaseException:
-            self._withdraw()
+            self.withdraw()
             raise
-        return self.requests
+        entries.clear()
+        self._then = ended
+        if not self._left or self._error is not None:
+            self._end()
+        return self.withdraw
+
+    def withdraw(self) -> None:
+        """Cancel the requests under way. Release the shared memory of outputs that nobody will read."""
+        self._then = None
+        for request in self.requests:
+            if not request.settled:
+                self._exchange.cancel(request)
+            for output in request.output if isinstance(request.output, list) else [request.output]:
+                discard(output)
+
+    @property
+    def _error(self) -> WeirError | None:
+        """The error that ends all requests; None if there is none."""
+        errors = () if self._alone else (request.error for request in self.requests if request.error is not None)
+        return next(iter(errors), None)
 
     def _ended(self, request: QueuedRequest) -> None:
         """Count the end of one request. Release its payload now, because other requests of the same call may take long."""
@@ -226,9 +292,16 @@ class Gathering:
         if self.requests and request is self.requests[0]:
             self.dispatch = request.dispatch
         self._left -= 1
-        failed = not self._alone and request.error is not None
-        if (failed or not self._left) and not self._over.done():
-            self._over.set_result(None)
+        if not self._left or (not self._alone and request.error is not None):
+            self._end()
+
+    def _end(self) -> None:
+        ended, self._then = self._then, None
+        if ended is not None:
+            error = self._error
+            if error is not None:
+                self.withdraw()
+            ended(error or self.requests)
 
     def _submit(self, entries: list[QueueEntry | WeirError]) -> None:
         exchange, accepted = self._exchange, False
@@ -249,19 +322,6 @@ class Gathering:
                 else:
                     accepted = True
             self.requests.append(request)
-
-    def _raise_first(self) -> None:
-        for request in self.requests:
-            if request.error is not None:
-                raise request.error
-
-    def _withdraw(self) -> None:
-        """Cancel the requests under way. Release the shared memory of outputs that nobody will read."""
-        for request in self.requests:
-            if not request.settled:
-                self._exchange.cancel(request)
-            for output in request.output if isinstance(request.output, list) else [request.output]:
-                discard(output)
 
 
 def items_response(
@@ -331,7 +391,7 @@ async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenera
     exchange.begin_trace()
     with exchange:
         if not service.facts.streaming:
-            yield StreamPart(await inference_of(service).infer(exchange, request), True)
+            yield StreamPart(await exchange.infer(request), True)
             return
         entries = exchange.entries(request, streams=True)
         first = entries[0]
@@ -344,9 +404,6 @@ async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenera
         async with aclosing(read_parts(exchange, streamed)) as parts:
             async for output, last in parts:
                 yield StreamPart(response_of(service, request, [kind], [output]), last)
-
-
-T = TypeVar("T")
 
 
 async def once_read(find: Callable[[], T]) -> T:
@@ -521,7 +578,7 @@ class Exchange:
 
         This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.
         """
-        request = QueuedRequest(*entry, self.service.now(), ended)
+        request = QueuedRequest(*entry, self.service.now(), ended, self.trace)
         self.put(request)
         return request
 
@@ -535,7 +592,7 @@ class Exchange:
         """Return the response to a request of tensors. Raises the WeirError that ends the request."""
         self.begin_trace()
         with self:
-            return await inference_of(self.service).infer(self, request)
+            return await end_of(partial(inference_of(self.service).begin, self, request))
 
     async def infer_items(self, head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Raises the WeirError that ends the whole request."""

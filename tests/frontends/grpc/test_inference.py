@@ -16,9 +16,10 @@ from tests.streaming_models import Count, Script
 
 from weir.errors import Cancelled, InvalidRequest, ModelError
 from weir.frontends.grpc import inference as forms
-from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, MessageLayout, MessageLayouts, Writing
+from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, MessageLayout, MessageLayouts
 from weir.messages import Form, Kind
 from weir.model import Model, Tensor
+from weir.protocols.call import Writing
 from weir.protocols.entries import QueueEntry
 from weir.serving.service import Service
 from weir.testing import FakeExecutor

@@ -16,7 +16,7 @@ from weir.messages import Form
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings
 from weir.protocols.entries import ItemHead, entries_of
-from weir.protocols.exchange import Exchange, Inference, ItemsResponse
+from weir.protocols.exchange import Ended, Exchange, Inference, ItemsResponse, Stop, begin_task
 from weir.protocols.kserve import KserveContext
 from weir.serving.handle import ModelHandle
 from weir.serving.service import Service
@@ -52,8 +52,11 @@ class Counting:
         """Return a number."""
         return (Tensor("count", "INT64", (-1,)),)
 
-    async def infer(self, exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
+    def begin(self, exchange: Exchange, request: InferenceRequest, ended: Ended[InferenceResponse]) -> Stop:
         """Count elements."""
+        return begin_task(self.infer(exchange, request), ended)
+
+    async def infer(self, exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
         if self.error is not None:
             raise self.error
         count = np.array([request.inputs[0].array.size], np.int64)

@@ -8,14 +8,14 @@ Small unary requests that differ only in the bytes of their tensors share a Mess
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from weir.errors import Draining, ModelNotReady, WeirError
+from weir.errors import Draining, WeirError
 from weir.frontends.grpc.call import (
     FRONTEND,
     Handler,
@@ -31,11 +31,12 @@ from weir.frontends.grpc.call import (
 )
 from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
 from weir.protocols.account import CLAIM, charge_values
+from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
 from weir.protocols.entries import CLASS, QueueEntry, class_offset, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
 from weir.protocols.kserve import KserveContext, Memory, wants_regions
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, work_later, written
+from weir.protocols.offloading import LONG_BODY, HeadMemo, off_loop, written
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -92,16 +93,9 @@ async def read_long(context: KserveContext, call: IncomingCall, body: bytes) -> 
     return await off_loop(bytes_to_read(body), partial(read, context, call, body))
 
 
-class Writing(NamedTuple):
-    """A response that is still to be written. Writing takes as long as writing `size_bytes` of text. `write` changes nothing, so it can run in a thread."""
-
-    size_bytes: int
-    write: Callable[[], bytes]
-
-    @classmethod
-    def of(cls, response: InferenceResponse, *, typed: bool = False) -> "Writing":
-        """Return the writing of `response`, with its tensors as typed or raw contents."""
-        return cls(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
+def writing_of(response: InferenceResponse, *, typed: bool = False) -> Writing:
+    """Return the writing of the message of `response`, with its tensors as typed or raw contents."""
+    return Writing(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
 
 
 class GrpcExchange(Exchange):
@@ -134,11 +128,11 @@ class GrpcExchange(Exchange):
             except WeirError as error:
                 raise self.refused(error) from None
 
-    def writing(self, response: InferenceResponse) -> "Writing":
+    def writing(self, response: InferenceResponse) -> Writing:
         """Return the writing of a response. Outputs that the request wants in shared memory are written there at once."""
         if self._memory is not None and response.outputs:
             self._memory.take_outputs(response)
-        return Writing.of(response, typed=is_typed(self._parsed))
+        return writing_of(response, typed=is_typed(self._parsed))
 
     async def write(self, response: InferenceResponse) -> bytes:
         """Return the message with a response. A long one is written in a thread."""
@@ -214,7 +208,7 @@ class MessageLayout:
         response = response_of(service, self._request, [self.form.kind], [output], waited)
         if not waited:
             self._learn(response)
-        return Writing.of(response)
+        return writing_of(response)
 
     def _learn(self, response: InferenceResponse) -> None:
         """Remember how responses with these shapes are written, if they are small and have numbers only."""
@@ -267,72 +261,38 @@ def _is_plain(request: InferenceRequest) -> bool:
     )
 
 
-class UnaryCall:
-    """A unary call whose request waits in the queue without a task.
+class UnaryCall(InferenceCall):
+    """One call of ModelInfer, with the message `body`."""
 
-    `respond` makes the response message of the service's output, or the writing of that message; it also gets how long the request waited for a worker.
-    `fail` ends the call with an error.
-    """
+    __slots__ = ("body", "development", "incoming")
 
-    __slots__ = ("_call", "_end_with", "_exchange", "_received_bytes", "_respond")
+    def __init__(self, incoming: IncomingCall, body: bytes, *, development: bool) -> None:
+        super().__init__(incoming.account, len(body))
+        self.incoming = incoming
+        self.body = body
+        self.development = development
+        incoming.on_left = self.leave
 
-    def __init__(
-        self,
-        call: IncomingCall,
-        exchange: Exchange,
-        received_bytes: int,
-        respond: Callable[["ModelHandle", Any, float], bytes | Writing],
-        fail: Callable[[Exception], None],
-    ) -> None:
-        self._call = call
-        self._exchange = exchange
-        self._received_bytes = received_bytes
-        self._respond = respond
-        self._end_with = fail
+    def send(self, message: bytes) -> None:
+        """End the call with the response."""
+        self.incoming.end(trailers=self._trailers, body=message)
 
-    def submit(self, entry: QueueEntry) -> None:
-        """Submit the request; it is cancelled when the caller leaves. Raises what Exchange.submit raises."""
-        request = self._exchange.submit(entry, self._ended)
-        if not request.settled:
-            self._call.on_left = partial(self._exchange.cancel, request)
+    def fail(self, error: Exception) -> None:
+        """End the call with the status of `error`."""
+        refuse(error, self.incoming, self._trailers, development=self.development)
 
-    def _ended(self, request: QueuedRequest) -> None:
-        """Send the response, or the error. A long response is written in a thread."""
-        if request.error is not None:
-            self._fail(request.error)
-            return
-        try:
-            answer = self._respond(self._exchange.service, request.output, request.waited)
-            if isinstance(answer, Writing):
-                if answer.size_bytes > LONG_ANSWER:
-                    self._call.charge(answer.size_bytes)
-                    self._call.on_left = work_later(*answer, self._written, account=self._call.account, writes=True)
-                    return
-                answer = answer.write()
-        except Exception as error:
-            self._fail(error)
-        else:
-            self._written(answer)
-
-    def _written(self, answer: bytes | Exception) -> None:
-        if isinstance(answer, Exception):
-            self._fail(answer)
-        else:
-            self._call.end(body=answer)
-            self._exchange.transferred(self._received_bytes, len(answer))
-
-    def _fail(self, error: Exception) -> None:
-        if isinstance(error, WeirError):
-            self._exchange.refused(error)
-        self._end_with(error)
+    @property
+    def _trailers(self) -> Trailers:
+        trace = None if self.exchange is None else self.exchange.trace
+        return () if trace is None else ((TRACEPARENT, trace.traceparent),)
 
 
 class UnaryInference:
-    """The handler of ModelInfer. While `refusing` is set, it refuses all requests."""
+    """The handler of ModelInfer. `made` makes a UnaryCall of a call and its message. While `refusing` is set, all requests are refused."""
 
-    def __init__(self, context: KserveContext, *, development: bool) -> None:
+    def __init__(self, context: KserveContext, made: Callable[[IncomingCall, bytes], UnaryCall]) -> None:
         self._context = context
-        self._development = development
+        self._made = made
         self._layouts = MessageLayouts()
         self.refusing = False
 
@@ -340,80 +300,47 @@ class UnaryInference:
         """Return the handler for the server."""
         return Handler(self._begin)
 
-    def _begin(self, call: IncomingCall, body: bytes) -> None:
-        if call.over:
+    def _begin(self, incoming: IncomingCall, body: bytes) -> None:
+        if incoming.over:
             return
-        try:
-            if self.refusing:
-                raise refusal()
-            layout = self._layouts.find(body) if class_in(call) is None else None
-            if layout is None or not self._begin_known(layout, call, body):
-                self._begin_any(call, body)
-        except Exception as error:
-            if isinstance(error, ModelNotReady) and error.read is not None:
-                self.begin_task(self._begin_long, call, body)
-            else:
-                self.failing(call, body)(error)
+        call = self._made(incoming, body)
+        if self.refusing:
+            call.end(refusal())
+        else:
+            call.attempt(partial(self._enter, call))
 
-    def failing(self, call: IncomingCall, body: bytes) -> Callable[[Exception], None]:
-        """Return the function that ends a call with an error."""
-        return partial(refuse, call=call, development=self._development)
+    def _enter(self, call: UnaryCall) -> None:
+        body = call.body
+        layout = self._layouts.find(body) if class_in(call.incoming) is None else None
+        if layout is None or not self._enter_known(layout, call):
+            size = bytes_to_read(body) if len(body) > LONG_BODY else 0
+            call.read(size, partial(read, self._context, call.incoming, body), partial(self._enter_read, call))
 
-    def _begin_known(self, layout: MessageLayout, call: IncomingCall, body: bytes) -> bool:
+    def _enter_known(self, layout: MessageLayout, call: UnaryCall) -> bool:
         """Submit a request of a known layout. Return False, with nothing done, if the model was reloaded since."""
         service = find(self._context.registry, layout.model, layout.version)
         if not layout.serves(service.facts):
             return False
-        left = call.time_remaining()
+        left, caller = call.incoming.time_remaining(), call.incoming.caller
         exchange = Exchange(service, frontend=FRONTEND)
-        exchange.caller = call.caller
-        unary = UnaryCall(call, exchange, len(body), layout.respond, self.failing(call, body))
-        unary.submit(layout.entry(body, service.facts.settings.timeout if left is None else left, call.caller))
+        exchange.caller = caller
+        entry = layout.entry(call.body, service.facts.settings.timeout if left is None else left, caller)
+        call.submit(exchange, entry, lambda ended: layout.respond(service, ended.output, ended.waited))
         return True
 
-    def _begin_any(self, call: IncomingCall, body: bytes) -> None:
-        if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
-            self.begin_task(self._begin_long, call, body)
-            return
-        exchange = GrpcExchange(self._context, call, *read(self._context, call, body))
+    def _enter_read(self, call: UnaryCall, found: Read) -> None:
+        exchange = GrpcExchange(self._context, call.incoming, *found)
         service, request = exchange.service, exchange.request
         if service.tracing is not None or not inference_of(service).queues_tensors(service):
-            self.begin_task(partial(self._infer, exchange), call, body)
-            return
+            return call.infer(exchange, request, exchange.writing)
         (entry,) = exchange.entries(request)
 
-        def respond(service: "ModelHandle", output: Any, waited: float) -> Writing:
-            return exchange.writing(response_of(service, request, [entry.form.kind], [output], waited))
+        def write(ended: QueuedRequest) -> Writing:
+            return exchange.writing(response_of(service, request, [entry.form.kind], [ended.output], ended.waited))
 
-        UnaryCall(call, exchange, len(body), respond, self.failing(call, body)).submit(entry)
+        call.submit(exchange, entry, write)
         if service.facts.takes_tensors:
-            self._layouts.learn(body, request, service, entry)
-
-    def begin_task(
-        self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes
-    ) -> None:
-        """Answer a request that needs a task."""
-        in_task(run, development=self._development)(call, body)
-
-    async def _begin_long(self, call: IncomingCall, body: bytes) -> None:
-        """Answer a request whose body, or whose model, must be read first."""
-        read = await read_long(self._context, call, body)
-        await self._infer(await once_read(lambda: GrpcExchange(self._context, call, *read)), call, body)
-
-    async def _infer(self, exchange: GrpcExchange, call: IncomingCall, body: bytes) -> None:
-        """Answer a request that needs a task: one that becomes several queue entries, is traced, or was read in a thread."""
-        trailers: Trailers = ()
-        try:
-            trace = exchange.begin_trace()
-            if trace is not None:
-                trailers = ((TRACEPARENT, trace.traceparent),)
-            response = await exchange.infer(exchange.request)
-            answer = await exchange.write(response)
-        except Exception as error:
-            refuse(error, call, trailers, development=self._development)
-        else:
-            call.end(trailers=trailers, body=answer)
-            exchange.transferred(len(body), len(answer))
+            self._layouts.learn(call.body, request, service, entry)
 
 
 def refusal() -> Draining:

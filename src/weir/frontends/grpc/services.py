@@ -7,6 +7,7 @@ Health is gRPC's health checking protocol (https://github.com/grpc/grpc/blob/mas
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -15,7 +16,7 @@ from google.protobuf.json_format import ParseDict
 
 from weir.errors import Draining, ModelNotFound, ModelNotReady, Overloaded, Unauthorized, WeirError
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
-from weir.frontends.grpc.inference import StreamInference, UnaryInference
+from weir.frontends.grpc.inference import StreamInference, UnaryCall, UnaryInference
 from weir.protocols.access import CLASS_HEADER, Control, caller_in
 from weir.protocols.data_plane import DataPlane, check_ready, load_document
 from weir.protocols.kserve import KserveContext
@@ -224,7 +225,7 @@ class Services:
         inference: UnaryInference | None = None,
     ) -> None:
         self._names = (*ALL, *added.services)
-        self._inference = inference or UnaryInference(context, development=development)
+        self._inference = inference or UnaryInference(context, partial(UnaryCall, development=development))
         self._streaming = StreamInference(context, most, development=development)
         self._health = Health(context.registry, OWN)
         self._development = development

@@ -19,7 +19,7 @@ from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
 from weir.protocols.entries import ItemHead, check_outputs, empty_body, integer_of, schedule_of, select_outputs
-from weir.protocols.exchange import ItemsResponse
+from weir.protocols.exchange import Ended, ItemsResponse, Stop, begin_task
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
@@ -306,8 +306,11 @@ class TextInference:
         """Return the tensors of a response."""
         return self._outputs
 
-    async def infer(self, call: "Exchange", request: InferenceRequest) -> InferenceResponse:
-        """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
+    def begin(self, call: "Exchange", request: InferenceRequest, ended: Ended[InferenceResponse]) -> Stop:
+        """Answer a request with tensors, in a task. It ends with InvalidRequest naming tensor or parameter, value and rule, or what `Encodes.encode` raises."""
+        return begin_task(self._infer(call, request), ended)
+
+    async def _infer(self, call: "Exchange", request: InferenceRequest) -> InferenceResponse:
         exchange = TextExchange(self._context, call.frontend, self._encoder.name, trace=call.trace)
         try:
             work = await self._read(exchange, request, call)
@@ -327,7 +330,7 @@ class TextInference:
     async def _read(
         self, exchange: TextExchange, request: InferenceRequest, call: "Exchange"
     ) -> TextWork[dict[str, NDArray[Any]]]:
-        """Return the work of `request`, read in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
+        """Return the work of `request`, read in a thread if it is large. Raises the error of an invalid or late request."""
         facts = call.service.facts
         check_outputs(self._outputs, request, facts.name)
         schedule = schedule_of(request.parameters, facts.model)
