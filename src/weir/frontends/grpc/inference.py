@@ -8,8 +8,8 @@ Small unary requests that differ only in the bytes of their tensors share a Mess
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,13 @@ from weir.frontends.grpc.call import (
     text_of,
 )
 from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
-from weir.protocols.account import CLAIM, charge_values
+from weir.protocols.account import charge_values
 from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
 from weir.protocols.entries import CLASS, QueueEntry, class_offset, response_of
-from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
+from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart, inference_of
 from weir.protocols.kserve import KserveContext, Memory, wants_regions
-from weir.protocols.offloading import LONG_BODY, HeadMemo, off_loop, written
+from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -88,11 +88,6 @@ def class_in(call: IncomingCall) -> str | None:
     return None
 
 
-async def read_long(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
-    """Return what `read` returns. A body that takes long is read in a thread."""
-    return await off_loop(bytes_to_read(body), partial(read, context, call, body))
-
-
 def writing_of(response: InferenceResponse, *, typed: bool = False) -> Writing:
     """Return the writing of the message of `response`, with its tensors as typed or raw contents."""
     return Writing(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
@@ -133,10 +128,6 @@ class GrpcExchange(Exchange):
         if self._memory is not None and response.outputs:
             self._memory.take_outputs(response)
         return writing_of(response, typed=is_typed(self._parsed))
-
-    async def write(self, response: InferenceResponse) -> bytes:
-        """Return the message with a response. A long one is written in a thread."""
-        return await written(*self.writing(response))
 
 
 LONGEST = 8 << 10  # bytes of a message: in larger ones, copying takes longer than parsing
@@ -383,133 +374,145 @@ class StreamInference:
             await asyncio.gather(reading, return_exceptions=True)
             await one.finish()
         finally:
-            for task in (reading, refusing, *one.tasks):
+            for task in (reading, refusing):
                 task.cancel()
+            one.leave()
         if not ended:  # the client may have sent more requests
             raise refusal()
 
 
 class OneStream:
-    """One stream: reads requests, runs each in a task, and writes the responses. Requests and responses are charged to the account of `context`."""
+    """One stream: reads requests, and writes the responses to each. Requests and responses are charged to the account of `context`."""
 
     def __init__(self, context: KserveContext, call: IncomingCall, most: int, *, development: bool) -> None:
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._context = context
-        self._call = call
+        self.context = context
+        self.call = call
+        self._most = most
         self._development = development
-        self._room = asyncio.Semaphore(most)
+        self._requests: set[StreamRequest] = set()
+        self._failing: set[asyncio.Task[None]] = set()  # which write errors
         self._writing = asyncio.Lock()  # gRPC accepts one message at a time
         self._held = 0  # bytes of the requests under way
-        self._fewer = asyncio.Event()  # set when a request has ended
+        self._changed = asyncio.Event()  # set when a request has ended, or an error was written
 
     async def read(self) -> None:
-        """Read requests and start their tasks until the client sends no more."""
+        """Read requests and begin them until the client sends no more."""
         while True:
-            await self._room.acquire()
-            while self.tasks and self._held > self._context.account.max_connection_bytes:
-                self._fewer.clear()
-                await self._fewer.wait()
+            while len(self._requests) + len(self._failing) >= self._most or self._holds_much:
+                await self._change()
             try:
-                body = await self._call.read()
+                body = await self.call.read()
             except WeirError as error:
-                task = asyncio.create_task(self._refuse(error))
-            else:
-                if body is None:
-                    return
-                task = asyncio.create_task(self._answer(body))
-                del body  # only the task refers to it now, and frees it early
-            self.tasks.add(task)
-            task.add_done_callback(self._ended)
+                self.fail(error, "", "")
+                continue
+            if body is None:
+                return
+            self.hold(len(body))
+            request = StreamRequest(self, body)
+            del body  # only the request refers to it now, and frees it early
+            self._requests.add(request)
+            request.attempt(request.begin)
 
     async def finish(self) -> None:
         """Return when all requests that were read have been answered."""
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        while self._requests or self._failing:
+            await self._change()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        self._room.release()
-        self._fewer.set()
+    def leave(self) -> None:
+        """Stop all requests, and write nothing more."""
+        for request in list(self._requests):
+            request.leave()
+        for task in self._failing:
+            task.cancel()
 
-    async def _answer(self, body: bytes) -> None:
-        """Answer one request. Its memory is freed before its error, if any, waits until the client reads."""
-        size = len(body)
-        self._held += size
-        try:
-            with self._context.account.claim() as claim:
-                CLAIM.set(claim)
-                failure = await self._answered(body)
-        finally:
-            self._held -= size
-            self._call.release(size)
-        del body
-        if failure is not None:
-            with suppress(Left):
-                await self._write(failure)
+    def forget(self, request: "StreamRequest") -> None:
+        """Give back what `request` held, which has ended. Idempotent."""
+        if request in self._requests:
+            self._requests.discard(request)
+            self.call.release(request.received_bytes)
+            self.hold(-request.received_bytes)
+            self._changed.set()
 
-    async def _refuse(self, error: WeirError) -> None:
-        """Answer a request for which there is no memory."""
-        with suppress(Left):
-            await self._write(self._failure(error, "", ""))
+    def hold(self, size_bytes: int) -> None:
+        """Count bytes of the requests under way."""
+        self._held += size_bytes
 
-    async def _answered(self, body: bytes) -> bytes | None:
-        """Write the responses to one request. Return the message that reports its error, or None."""
-        model = request_id = ""
-        try:
-            parsed, read = await read_long(self._context, self._call, body)
-            model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = await once_read(lambda: GrpcExchange(self._context, self._call, parsed, read))
-            sent = 0
-            async with aclosing(answers_to(exchange)) as answers:
-                async for answer in answers:
-                    message = in_stream(answer)
-                    del answer
-                    sent += await self._write_counted(message)
-            exchange.transferred(len(body), sent)
-        except Left:
-            return None
-        except Exception as error:
-            return self._failure(error, model, request_id)
-        return None
-
-    def _failure(self, error: Exception, model: str, request_id: str) -> bytes:
+    def fail(self, error: Exception, model: str, request_id: str) -> None:
+        """Write the message that reports the error of a request."""
         note(error)
-        return error_in_stream(text_of(error, development=self._development), model, request_id, name_of(error))
+        text = text_of(error, development=self._development)
+        task = asyncio.create_task(self._write_failure(error_in_stream(text, model, request_id, name_of(error))))
+        self._failing.add(task)
+        task.add_done_callback(self._has_failed)
 
-    async def _write_counted(self, message: bytes) -> int:
+    async def write(self, message: bytes) -> int:
+        """Write a response when those before it are written. Return its size. Raises Left, and what Account.take raises."""
         size = len(message)
-        self._call.charge(size)
-        self._held += size
+        self.call.charge(size)
+        self.hold(size)
         try:
             return await self._write(message)
         finally:
-            self._held -= size
-            self._call.release(size)
+            self.hold(-size)
+            self.call.release(size)
+
+    @property
+    def _holds_much(self) -> bool:
+        return bool(self._requests) and self._held > self.context.account.max_connection_bytes
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _has_failed(self, task: "asyncio.Task[None]") -> None:
+        self._failing.discard(task)
+        self._changed.set()
+
+    async def _write_failure(self, message: bytes) -> None:
+        with suppress(Left):
+            await self._write(message)
 
     async def _write(self, message: bytes) -> int:
-        """Write a message when those before it are written. Raises Left."""
         async with self._writing:
-            await self._call.write(message)
+            await self.call.write(message)
         return len(message)
 
 
-async def answers_to(exchange: GrpcExchange) -> AsyncGenerator[bytes, None]:
-    """Yield the response messages of one request. Each says whether it is the last one."""
-    request = exchange.request
-    wants_final = request.parameters.get(WANTS_FINAL) is True
-    sent_final = False
-    async with aclosing(exchange.stream(request)) as parts:
-        async for part in parts:
-            part.response.parameters = {**part.response.parameters, FINAL: part.last}
-            sent_final = part.last
-            answer = await exchange.write(part.response)
-            del part  # frees the tensors while the message waits until the client reads
-            yield answer
-            del answer
-    if wants_final and not sent_final:
-        service = exchange.service
-        yield await exchange.write(
-            InferenceResponse(
-                service.facts.name, [], version=service.facts.version, id=request.id, parameters={FINAL: True}
-            )
-        )
+class StreamRequest(InferenceCall):
+    """One request of the stream `one`, with the message `body`."""
+
+    __slots__ = ("_body", "_exchange", "_one", "id", "model")
+
+    def __init__(self, one: OneStream, body: bytes) -> None:
+        super().__init__(one.call.account, len(body))
+        self._one = one
+        self._body = body
+        self.model = self.id = ""
+
+    def begin(self) -> None:
+        """Read the message, and have the model compute it."""
+        body, self._body = self._body, b""
+        self.read(bytes_to_read(body), partial(read, self._one.context, self._one.call, body), self._open)
+
+    def _open(self, found: Read) -> None:
+        parsed, _ = found
+        self.model, self.id = parsed.message.model_name, parsed.message.id
+        self._exchange = exchange = GrpcExchange(self._one.context, self._one.call, *found)
+        self.stream(exchange, exchange.request, ends=exchange.request.parameters.get(WANTS_FINAL) is True)
+
+    async def send_part(self, part: StreamPart) -> int:
+        """Write one response, which says whether it is the last one."""
+        part.response.parameters = {**part.response.parameters, FINAL: part.last}
+        message = await written(*self._exchange.writing(part.response))
+        del part  # frees the tensors while the message waits until the client reads
+        return await self._one.write(in_stream(message))
+
+    def fail(self, error: Exception) -> None:
+        """Write the error, unless the client has left."""
+        if not isinstance(error, Left):
+            self._one.fail(error, self.model, self.id)
+
+    def release(self) -> None:
+        """Have the stream forget the request."""
+        super().release()
+        self._one.forget(self)

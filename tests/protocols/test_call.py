@@ -1,0 +1,186 @@
+"""The life of one request without a task of its own: what it sends at its end, and what its caller stops by leaving."""
+
+import asyncio
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.frontends.http.sockets import until
+from tests.protocols.test_exchange import Pair, items, serving
+from tests.streaming_models import Count, Script, Ticking
+
+from weir.errors import InvalidRequest, ModelNotReady, Overloaded, unread_model
+from weir.protocols import HttpSettings
+from weir.protocols.account import Account
+from weir.protocols.call import InferenceCall, Writing
+from weir.protocols.exchange import Exchange, StreamPart
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY
+from weir.serving.service import Service
+from weir.testing import FakeExecutor
+from weir.wire.inference import InferenceRequest, InferenceResponse
+
+DONE = b"[3,3]"
+
+
+def request() -> InferenceRequest:
+    """Return a request of one item."""
+    return InferenceRequest("pair", [items(b"3")])
+
+
+class Recorded(InferenceCall):
+    """A request for `service`. It keeps what it would send, how often it was released, the threads in which it was read and written, and what was held then.
+
+    It has a body of `size` bytes, and a response of `length`. A thread reads or writes no more while `pause` is set.
+    """
+
+    def __init__(self, service: Service, size: int = 1, length: int = 1) -> None:
+        super().__init__(Account(HttpSettings()), 7)
+        self.asked = Exchange(service, frontend="lines")
+        self.size, self.length = size, length
+        self.sent: list[Any] = []
+        self.released = 0
+        self.worked: list[tuple[bool, int]] = []
+        self.at_work, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def begin(self) -> None:
+        """Read the body, and have the model compute the request."""
+        self.read(self.size, self._read, lambda read: self.infer(self.asked, read, self._writing))
+
+    def _read(self) -> InferenceRequest:
+        self._work()
+        return request()
+
+    def _writing(self, response: InferenceResponse) -> Writing:
+        return Writing(self.length, partial(self._written, response.outputs[0].array[0]))
+
+    def _written(self, document: bytes) -> bytes:
+        self._work()
+        return document
+
+    def _work(self) -> None:
+        self.worked.append((threading.current_thread().name.startswith("weir-"), self.account.held_bytes))
+        self.at_work.set()
+        assert self.go_on.wait(60)
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    async def send_part(self, part: StreamPart) -> int:
+        self.sent.append((*[each.array[0] for each in part.response.outputs], part.last))
+        return 3
+
+    def fail(self, error: Exception) -> None:
+        self.sent.append(error)
+
+    def release(self) -> None:
+        super().release()
+        self.released += 1
+
+
+async def test_a_response_is_sent_and_counted_after_all_was_given_back() -> None:
+    async with serving(Pair) as (service, observer):
+        for size, length in ((1, 1), (LONG_BODY + 1, LONG_ANSWER + 1)):
+            call = Recorded(service, size, length)
+            call.begin()
+            await until(lambda over=call: over.over)  # type: ignore[misc]
+            assert (call.sent, call.released, call.account.held_bytes) == ([DONE], 1, 0)
+            assert call.worked == [(size > 1, 0), (size > 1, length if size > 1 else 0)]
+            call.leave()
+            assert call.released == 1
+    assert observer.transfers == [("pair", "lines", 7, len(DONE))] * 2
+
+
+async def test_a_stream_ends_with_a_mark_unless_it_wants_none() -> None:
+    for model, document, ends, parts in (
+        (Count, b"2", True, [(b"1", False), (b"2", False), (True,)]),
+        (Count, b"2", False, [(b"1", False), (b"2", False)]),
+        (Script, b'["a", {"last": "b"}]', True, [(b'"a"', False), (b'"b"', True)]),
+    ):
+        async with serving(model) as (service, observer):
+            call = Recorded(service)
+            asked = InferenceRequest(service.facts.name, [items(document)])
+            call.attempt(partial(call.stream, call.asked, asked, ends=ends))
+            await until(lambda over=call: over.over)  # type: ignore[misc]
+            assert (call.sent, call.released) == (parts, 1)
+        assert observer.transfers == [(service.facts.name, "lines", 7, 3 * len(parts))]
+
+
+@pytest.mark.parametrize("state", ["reading", "loading", "queued", "writing", "streaming"])
+async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -> None:
+    executor, loading = FakeExecutor(), asyncio.Event()
+    streams = state == "streaming"
+    options = {"executor": executor} if state == "queued" else {}
+    async with serving(Ticking if streams else Pair, **options) as (service, observer):
+        long = {"reading": {"size": LONG_BODY + 1}, "writing": {"length": LONG_ANSWER + 1}}
+        call = Recorded(service, **long.get(state, {}))
+        if state in long:
+            call.go_on.clear()
+
+        def load() -> None:
+            raise unread_model("pair", loading.wait)  # type: ignore[arg-type]
+
+        if streams:
+            asked = InferenceRequest("ticking", [items(b'"go"')])
+            call.attempt(partial(call.stream, call.asked, asked))
+            await until(lambda: bool(call.sent))
+        elif state == "loading":
+            call.attempt(load)
+        else:
+            call.begin()
+        if state in long:
+            await asyncio.to_thread(call.at_work.wait)
+        if state == "queued":
+            await until(lambda: bool(executor.pending))
+        sent = [*call.sent]
+        call.leave()
+        call.leave()
+        call.go_on.set()
+        await until(lambda: call.released > 0)
+        if state == "queued":
+            executor.answer_next(lambda batch: [DONE])
+        await until(lambda: service.state()["waiting"] == service.state()["in_flight"] == 0)
+        assert (call.sent, call.released, call.account.held_bytes) == (sent, 1, 0)
+    assert not observer.refusals and not observer.transfers
+
+
+async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
+    async with serving(Pair) as (service, observer):
+        no_room, wrong = Overloaded("no room"), InvalidRequest("wrong")
+
+        def raised(error: Exception) -> Any:
+            raise error
+
+        for attribute, error, released in (
+            ("_read", wrong, 1), ("_writing", wrong, 1), ("_written", wrong, 1), ("send", no_room, 1), ("charge", no_room, 1),
+        ):  # fmt: skip
+            call = Recorded(service, LONG_BODY + 1, LONG_ANSWER + 1)
+            setattr(call, attribute, lambda *_, error=error: raised(error))
+            call.begin()
+            await until(lambda over=call: bool(over.sent))  # type: ignore[misc]
+            assert (call.sent, call.over, call.released) == ([error], True, released)
+            call.end(wrong)
+            assert call.sent == [error]
+    assert [error for _, _, error in observer.refusals] == [wrong, no_room]
+
+
+async def test_a_model_on_demand_is_read_once_and_then_found() -> None:
+    async with serving(Pair) as (service, _):
+        reads: list[int] = []
+
+        async def read() -> None:
+            reads.append(len(reads))
+
+        for times, end in ((1, DONE), (2, ModelNotReady)):
+            call, missing = Recorded(service), iter(range(times))
+
+            def find(call: Recorded = call, missing: Any = missing) -> None:
+                if next(missing, None) is not None:
+                    raise unread_model("pair", read)
+                call.begin()
+
+            call.attempt(find)
+            await until(lambda over=call: over.over)  # type: ignore[misc]
+            assert call.sent == [end] or isinstance(call.sent[0], end)  # type: ignore[arg-type]
+        assert reads == [0, 1]
