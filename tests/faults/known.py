@@ -36,8 +36,8 @@ FAULTS = {
         "weir.frontends.http.fast.connection:ResponseWriter.pause_writing", forgets("self._unread")
     ),
     "date-of-the-past": Fault("weir.frontends.http.fast.shared:Heads.tick", skips("self.plain.clear")),
-    "refused-message-stays-charged": Fault("weir.frontends.websocket:Session._begin", skips("give")),
-    "dropped-answer-stays-charged": Fault("weir.frontends.websocket:Session._drop", skips("give")),
+    "refused-message-stays-charged": Fault("weir.frontends.websocket:Session.forget", skips("give")),
+    "dropped-answer-stays-charged": Fault("weir.frontends.websocket:Session._post", skips("give")),
     "ended-call-counted": Fault("weir.frontends.grpc.core:Intake.end", skips("count_call")),
     "call-left-goes-on": Fault("weir.frontends.grpc.call:IncomingCall._leave", skips("on_left")),
     "line-end-in-the-log": Fault("weir.frontends.http.access_log:_printable", value=lambda _: str),

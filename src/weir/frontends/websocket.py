@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -130,13 +130,6 @@ class SocketCall(InferenceCall):
         self.size_bytes += size_bytes
 
 
-class _Outgoing(NamedTuple):
-    """A message in the outbox, and the number of bytes charged for it."""
-
-    message: Message
-    charged: int
-
-
 class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
@@ -147,7 +140,7 @@ class Session:
         self.registry = registry
         self._settings = settings
         self._under_way: dict[str, SocketCall] = {}
-        self._outbox: deque[_Outgoing] = deque()
+        self._outbox: deque[Message] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         headers = (pair for pair in socket.headers.items() if pair[0] in TRACE_FIELDS)
         self._carrier: dict[str, str] = {}  # what names the span of the opening request
@@ -309,17 +302,19 @@ class Session:
     def post(self, message: Message) -> None:
         """Put a response into the outbox. Raises what Account.take raises."""
         self.claim.take(len(message))
-        self._post(_Outgoing(message, len(message)))
+        self._post(message)
 
     def post_failure(self, id: str, error: WeirError) -> None:
         """Put an error into the outbox."""
-        self._post(_Outgoing(_failure(id, error), 0))
+        message = _failure(id, error)
+        self.claim.add(len(message))
+        self._post(message)
 
-    def _post(self, outgoing: _Outgoing) -> None:
+    def _post(self, message: Message) -> None:
         if self._closed:
-            self.claim.give(outgoing.charged)
+            self.claim.give(len(message))
             return
-        self._outbox.append(outgoing)
+        self._outbox.append(message)
         self._posted.set()
 
     async def _all_sent(self) -> None:
@@ -332,8 +327,8 @@ class Session:
         try:
             while True:
                 while self._outbox:
-                    await self._send(self._outbox[0].message)
-                    self.claim.give(self._outbox.popleft().charged)
+                    await self._send(self._outbox[0])
+                    self.claim.give(len(self._outbox.popleft()))
                 self._sent.set()
                 self._posted.clear()
                 await self._posted.wait()
@@ -342,7 +337,7 @@ class Session:
         finally:
             self._closed = True
             for each in self._outbox:
-                self.claim.give(each.charged)
+                self.claim.give(len(each))
             self._outbox.clear()
             self._sent.set()
 

@@ -14,14 +14,14 @@ has these steps in its own request, which is the queue entry too.
 
 from collections.abc import Callable
 from contextlib import aclosing
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from weir.errors import ModelNotReady, WeirError
 from weir.protocols.account import CLAIM, Account, Claim
 from weir.protocols.entries import QueueEntry
-from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart, begin_task, inference_of
+from weir.protocols.exchange import Ended, Exchange, QueuedRequest, Stop, StreamPart, begin_task, inference_of
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
@@ -75,9 +75,10 @@ class InferenceCall:
 
     def charge(self, size_bytes: int) -> None:
         """Charge `size_bytes` until the request ends. Raises what Account.take raises."""
-        self._own_claim().take(size_bytes)
+        self._claim = self._claim or self.account.claim()
+        self._claim.take(size_bytes)
 
-    # From one state to the next. Only `submit`, `infer` and `stream`, which are steps for `attempt`, raise errors.
+    # From one state to the next. `submit`, `infer` and `stream` are steps for `attempt`: only they raise errors.
 
     def attempt(self, step: Callable[[], None], *, loads: bool = True) -> None:
         """Do `step`; its error ends the request. If it needs a model on demand that has not been read yet, that is read, and the step is done again."""
@@ -87,7 +88,7 @@ class InferenceCall:
             if error.read is None or not loads:
                 self.end(error)
             else:
-                self._stop = begin_task(error.read(), partial(self._has_loaded, step))
+                self._stop = begin_task(error.read(), partial(self._go_on, lambda _: self.attempt(step, loads=False)))
         except Exception as error:
             self.end(error)
 
@@ -96,31 +97,30 @@ class InferenceCall:
         if size_bytes <= LONG_BODY:
             self.attempt(lambda: then(work()))
         else:
-            self._stop = work_later(size_bytes, work, partial(self._has_read, then), account=self.account)
+            self._stop = work_later(size_bytes, work, partial(self._go_on, then), account=self.account)
 
     def submit(self, exchange: Exchange, entry: QueueEntry, write: Callable[[QueuedRequest], Any]) -> None:
         """Put the only `entry` of the request into the queue. `write` makes the message of its end, or the Writing of one."""
         self.exchange = exchange
-        request = exchange.submit(entry, partial(self._has_ended, write))
+        respond = partial(self._respond, write)
+        request = exchange.submit(entry, lambda ended: self._go_on(respond, ended.error or ended))
         self._await(partial(exchange.cancel, request))
 
     def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
         """Have the model compute `request`. `write` makes the message of the response, or the Writing of one."""
         self.exchange = exchange
+        ended = partial(self._go_on, partial(self._respond, write))
         service = exchange.service
         if service.tracing is None and service.inference is None:
-            return self._enter(exchange, request, write)
-        # What is traced, or takes a task, has a context of its own: the current one is that of the connection.
-        context = copy_context()
-        context.run(CLAIM.set, self._own_claim())
-        context.run(self._enter, exchange, request, write)
+            self._enter(exchange, request, ended)
+        else:
+            self._own_context().run(self._enter, exchange, request, ended)
 
     def stream(self, exchange: Exchange, request: InferenceRequest, *, ends: bool = True) -> None:
         """Have the model compute `request`, and send its responses as they come; with `ends` an empty one follows unless the model has marked the last."""
         self.exchange = exchange
-        context = copy_context()
-        context.run(CLAIM.set, self._own_claim())
-        self._stop = context.run(begin_task, self._send_parts(exchange, request, ends), self._has_streamed)
+        work, ended = self._send_parts(exchange, request, ends), partial(self._go_on, self._end_stream)
+        self._stop = self._own_context().run(begin_task, work, ended)
 
     def leave(self) -> None:
         """Stop what is under way, as the caller has left. Idempotent."""
@@ -136,57 +136,33 @@ class InferenceCall:
             self.release()
             self._fail(error)
 
-    # The end of a state.
-
-    def _has_loaded(self, step: Callable[[], None], found: object) -> None:
-        if self._goes_on(found):
-            self.attempt(step, loads=False)
-
-    def _has_read(self, then: Callable[[Any], None], found: Any) -> None:
-        if self._goes_on(found):
-            self.attempt(partial(then, found))
-
-    def _has_ended(self, write: Callable[[QueuedRequest], Any], request: QueuedRequest) -> None:
-        if self._goes_on(request.error):
-            self._respond(write, request)
-
-    def _has_inferred(self, write: Callable[[InferenceResponse], Any], found: InferenceResponse | Exception) -> None:
-        if self._goes_on(found):
-            self._respond(write, found)
-
-    def _has_written(self, found: Any) -> None:
-        if self._goes_on(found):
-            self._send(found)
-
-    def _has_streamed(self, found: Any) -> None:
-        if self._goes_on(found):
-            self._close()
-            self.release()
-            self._count(found)
-
-    def _goes_on(self, found: object) -> bool:
-        """Return whether the next state follows: the caller is still there, and `found` is no error."""
+    def _go_on(self, step: Callable[[Any], None], found: Any) -> None:
+        """A state has ended with `found`: do the next step with it, unless it is an error, or the caller has left."""
         if self.over:
             self.release()
-            return False
+            return
         self._stop = None
         if isinstance(found, Exception):
             self.end(found)
-            return False
-        return True
+        else:
+            self.attempt(partial(step, found))
 
-    # What happens in a state.
-
-    def _enter(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
+    def _enter(self, exchange: Exchange, request: InferenceRequest, ended: Ended[InferenceResponse]) -> None:
         exchange.begin_trace()
         with exchange:
-            begin = inference_of(exchange.service).begin
-            self._await(begin(exchange, request, partial(self._has_inferred, write)))
+            self._await(inference_of(exchange.service).begin(exchange, request, ended))
 
-    def _await(self, stop: Callable[[], object]) -> None:
+    def _await(self, stop: Stop) -> None:
         """Be ready to `stop` what was begun, unless it has ended already."""
         if not self.over and self._stop is None:
             self._stop = stop
+
+    def _own_context(self) -> Context:
+        """Return a context for what is traced, or has a task: the current one is that of the connection."""
+        context = copy_context()
+        self._claim = self._claim or self.account.claim()
+        context.run(CLAIM.set, self._claim)
+        return context
 
     async def _send_parts(self, exchange: Exchange, request: InferenceRequest, ends: bool) -> int:
         sent = 0
@@ -202,18 +178,15 @@ class InferenceCall:
         return sent
 
     def _respond(self, write: Callable[[Any], Any], found: Any) -> None:
-        try:
-            message = write(found)
-            if isinstance(message, Writing):
-                if message.size_bytes > LONG_ANSWER:
-                    self.charge(message.size_bytes)
-                    self._stop = work_later(*message, self._has_written, account=self.account, writes=True)
-                    return
-                message = message.write()
-        except Exception as error:
-            self.end(error)
-        else:
+        message = write(found)
+        if not isinstance(message, Writing):
             self._send(message)
+        elif message.size_bytes <= LONG_ANSWER:
+            self._send(message.write())
+        else:
+            self.charge(message.size_bytes)
+            ended = partial(self._go_on, self._send)
+            self._stop = work_later(*message, ended, account=self.account, writes=True)
 
     def _send(self, message: Any) -> None:
         self._close()
@@ -225,6 +198,11 @@ class InferenceCall:
         else:
             self._count(len(message))
 
+    def _end_stream(self, sent_bytes: int) -> None:
+        self._close()
+        self.release()
+        self._count(sent_bytes)
+
     def _fail(self, error: Exception) -> None:
         if isinstance(error, WeirError) and self.exchange is not None:
             self.exchange.refused(error)
@@ -234,12 +212,8 @@ class InferenceCall:
         if self.exchange is not None:
             self.exchange.transferred(self.received_bytes, sent_bytes)
 
-    def _close(self) -> Callable[[], object] | None:
+    def _close(self) -> Stop | None:
         """End. Return what stops what is under way."""
         self.over = True
         stop, self._stop = self._stop, None
         return stop
-
-    def _own_claim(self) -> Claim:
-        self._claim = self._claim or self.account.claim()
-        return self._claim
