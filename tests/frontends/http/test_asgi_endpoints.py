@@ -110,7 +110,7 @@ def own(error: BaseException) -> HttpResponse:
     return HttpResponse(401, [(b"content-type", b"text/plain")], b"own: " + str(error).encode())
 
 
-GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, 1.0)
+GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, HttpSettings())
 
 
 async def test_with_the_key_the_application_is_reached() -> None:
@@ -132,7 +132,7 @@ async def test_the_class_and_the_name_of_the_key_are_known_on_every_channel(tmp_
         found.append(scope)
 
     scope = {"type": "http", "path": "/any", "root_path": "", "headers": sent}
-    await Gate(application, access, {}, 1.0)(scope, None, None)  # type: ignore[arg-type]  # it calls neither
+    await Gate(application, access, {}, HttpSettings())(scope, None, None)  # type: ignore[arg-type]  # it calls neither
     head = HttpHead("POST", b"/any", "1.1", sent)
     call: Any = SimpleNamespace(metadata=(("authorization", "Bearer nightly"), ("x-weir-class", "interactive")))
     services = Services.__new__(Services)
@@ -187,5 +187,5 @@ async def test_what_is_no_call_is_let_through() -> None:
         heard.append(scope["type"])
 
     unused: Any = None
-    await Gate(app, Access(AccessSettings(api_key="k3y")), {}, 1.0)({"type": "lifespan"}, unused, unused)
+    await Gate(app, Access(AccessSettings(api_key="k3y")), {}, HttpSettings())({"type": "lifespan"}, unused, unused)
     assert heard == ["lifespan"]

@@ -20,7 +20,7 @@ from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
-from weir.frontends.http.asgi import EventStream
+from weir.frontends.http.asgi import AsgiCall, EventStream
 from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer
 from weir.model import Model
@@ -206,7 +206,8 @@ def test_a_comment_comes_when_silence_lasts_as_long_as_set_and_none_spins(
 
     source = EventSource(parts(), lambda _: b"", lambda: [])
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(EventStream(source, refusal, lambda answer: answer, receive, send, pause).run())
+        call = AsgiCall({"headers": [], "http_version": "1.1"}, receive, send, HttpSettings())
+        runner.run(EventStream(source, refusal, call, pause).run())
     gaps = [after - before for before, after in pairwise([0.0, *[moment for moment, _ in sent]])]
     assert max(gaps) == pytest.approx(pause, abs=0.001)
     comments = [gap for gap, (_, body) in zip(gaps, sent, strict=True) if body.startswith(b":")]

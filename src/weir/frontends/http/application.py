@@ -700,7 +700,7 @@ def make_app(
     middleware.insert(0, Middleware(Counted, context.account))
     if context.access.required:
         refusals = {**refusals_of(added.endpoints), PREFIX: kserve_error}
-        middleware.insert(0, Middleware(Gate, context.access, refusals, settings.body_timeout))
+        middleware.insert(0, Middleware(Gate, context.access, refusals, settings))
     if settings.cors_origins:  # outermost: a browser's preflight request has no key
         cors = Middleware(
             CORSMiddleware,

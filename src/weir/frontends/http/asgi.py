@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,12 +75,6 @@ class Body:
             return await self._read(max_body_size, within)
         except TimeoutError:
             raise too_slow(within) from None
-
-    async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if the client leaves; `work` is cancelled then. The whole body must have been read."""
-        with suppress(ClientLeft):
-            return await unless_left(work, self._receive)
-        return None
 
     async def _read(self, max_body_size: int, within: float) -> bytes | None:
         self._begun = True
@@ -208,19 +202,6 @@ async def send_answer(send: Send, answer: HttpResponse, *, more: bool = False) -
     await send({"type": "http.response.body", "body": answer.body, "more_body": more})
 
 
-async def send_early(
-    scope: Scope, receive: Receive, send: Send, answer: HttpResponse, *, closing: bool, within: float
-) -> None:
-    """Send `answer` before the body of the request has been read. With `closing`, close the connection after discarding the body for at most `within` seconds."""
-    if not closing:
-        return await send_answer(send, answer)
-    if scope["http_version"].startswith("1"):  # HTTP/2 forbids the header: RFC 9113, section 8.2.2
-        answer.headers.append((b"connection", b"close"))
-    await send_answer(send, answer, more=True)
-    await discard_body(receive, within)
-    await send({"type": "http.response.body", "body": b""})
-
-
 def _head(answer: HttpResponse) -> Message:
     length = (b"content-length", b"%d" % len(answer.body))
     return {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]}
@@ -236,17 +217,37 @@ def as_response(answer: HttpResponse) -> Response:
 _log = logging.getLogger("weir.http")
 
 
-class AsgiCall(NamedTuple):
-    """One request to a page, with its body decompressed. `path` has the parameters of its path. `receive` reports that the client has left. `send` is for
-    handlers that send a response in parts."""
+class AsgiCall:
+    """One request. `path` has the parameters of its path, `body` is its decompressed body where an Endpoint has read it, and `version` is that of HTTP.
+    `receive` reports that the client has left. `send` is for those who send a response in parts."""
 
-    path: dict[str, str]
-    headers: Headers
-    peer: str | None
-    body: bytes
-    receive: Receive
-    send: Send
-    version: str = "1.1"  # of HTTP
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings) -> None:
+        client = scope.get("client")
+        self.scope = scope
+        self.path: dict[str, str] = scope.get("path_params", {})
+        self.headers: Headers = scope["headers"]
+        self.peer: str | None = client[0] if client else None
+        self.version: str = scope["http_version"]
+        self.receive = receive
+        self.send = send
+        self.body = b""
+        self._settings = settings
+        self._incoming = Body(receive)
+
+    def with_body(self, body: bytes) -> "AsgiCall":
+        """Return this call with another body."""
+        other = copy(self)
+        other.body = body
+        return other
+
+    def check_head(self) -> None:
+        """Raise TooLarge unless the head is within its limit."""
+        if head_size(self.headers) > self._settings.max_header_size:
+            raise TooLarge(f"head: must be at most {self._settings.max_header_size} bytes (max_header_size)")
+
+    async def received(self) -> bytes | None:
+        """Return the body as it came, or None if the client has left. Raises what Body.read raises."""
+        return await self._incoming.read(self._settings.max_body_size, self._settings.body_timeout)
 
     async def read(self, declared: type[T]) -> T:
         """Return the body, which is a JSON object, as a value of the type `declared`. An empty body and null count as {}. A long body is read in a thread.
@@ -257,6 +258,20 @@ class AsgiCall(NamedTuple):
 
     def _document(self) -> dict[str, Any]:
         return {} if self.body.strip() in (b"", b"null") else read_object(self.body)
+
+    async def answer(self, answer: HttpResponse) -> None:
+        """Send the response, with what identifies the request."""
+        await send_answer(self.send, identified(answer, self.headers))
+
+    async def refuse(self, answer: HttpResponse) -> None:
+        """Send the response, also before the body has arrived. A large body, or the rest of one, is discarded for a while, and the connection closed then."""
+        if not self._incoming.closes(self.scope):
+            return await self.answer(answer)
+        if self.version.startswith("1"):  # HTTP/2 forbids the header: RFC 9113, section 8.2.2
+            answer.headers.append((b"connection", b"close"))
+        await send_answer(self.send, identified(answer, self.headers), more=True)
+        await discard_body(self.receive, self._settings.body_timeout)
+        await self.send({"type": "http.response.body", "body": b""})
 
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
@@ -295,36 +310,34 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        incoming = Body(receive)
-        if head_size(scope["headers"]) > self._settings.max_header_size:
-            limit = self._settings.max_header_size
-            error = TooLarge(f"head: must be at most {limit} bytes (max_header_size)")
-            await self._refuse(scope, receive, send, incoming, error, HEAD_TOO_LARGE)
-            return
+        call = AsgiCall(scope, receive, send, self._settings)
         try:
-            body = await self._read(scope, incoming)
+            call.check_head()
+        except TooLarge as error:
+            return await call.refuse(self._refusal(error)._replace(status=HEAD_TOO_LARGE))
+        try:
+            body = await self._read(call)
         except WeirError as error:
-            await self._refuse(scope, receive, send, incoming, error)
-            return
-        if body is None:
-            return
-        client = scope.get("client")
-        peer, version = client[0] if client else None, scope["http_version"]
-        call = AsgiCall(scope["path_params"], scope["headers"], peer, body, receive, send, version)
-        answer = await self._answer(scope, call)
-        if answer is not None:
-            await send_answer(send, identified(self._charged(answer), scope["headers"]))
+            return await call.refuse(self._refusal(error))
+        if body is not None:
+            call.body = body
+            answer = await self._answer(call)
+            if answer is not None:
+                await call.answer(self._charged(answer))
 
-    async def _read(self, scope: Scope, incoming: Body) -> bytes | None:
-        settings = self._settings
-        headers = dict(scope["headers"])
+    async def _read(self, call: AsgiCall) -> bytes | None:
+        settings, headers = self._settings, dict(call.headers)
         if b"content-length" in headers:
             check_length(headers[b"content-length"], settings.max_body_size)
         coding = coding_of(headers.get(b"content-encoding", b"").decode("latin-1"))
-        body = await incoming.read(settings.max_body_size, settings.body_timeout)
+        body = await call.received()
         if body is None or not coding:
             return body
-        return await incoming.unless_left(unpacked(body, coding, settings.max_body_size, settings.body_timeout))
+        with suppress(ClientLeft):
+            return await unless_left(
+                unpacked(body, coding, settings.max_body_size, settings.body_timeout), call.receive
+            )
+        return None
 
     def _charged(self, answer: HttpResponse) -> HttpResponse:
         """Charge `answer` and return it, or return the response for the error if the account has no room."""
@@ -334,21 +347,13 @@ class Endpoint:
             return self._refusal(error)
         return answer
 
-    async def _answer(self, scope: Scope, call: AsgiCall) -> HttpResponse | None:
+    async def _answer(self, call: AsgiCall) -> HttpResponse | None:
         try:
             return await self._handler(call)
         except Exception as error:
             if not isinstance(error, WeirError):
-                _log.exception("%s %s failed", scope["method"], scope["path"])
+                _log.exception("%s %s failed", call.scope["method"], call.scope["path"])
             return self._refusal(error)
-
-    async def _refuse(
-        self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError, status: int | None = None
-    ) -> None:
-        answer = self._refusal(error)
-        answer = identified(answer if status is None else answer._replace(status=status), scope["headers"])
-        within = self._settings.body_timeout
-        await send_early(scope, receive, send, answer, closing=incoming.closes(scope), within=within)
 
 
 def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
@@ -374,25 +379,15 @@ HEAD: Headers = [
 class EventStream:
     """One response that is a stream of events.
 
-    `refusal` makes the response for an error before the first event. `identify` adds the headers that name the request. After `keep_alive` seconds without
-    an event a comment is sent. `sent_bytes` is the size of the body so far.
+    `refusal` makes the response for an error before the first event. After `keep_alive` seconds without an event a comment is sent. `sent_bytes` is the size
+    of the body so far.
     """
 
-    def __init__(
-        self,
-        source: EventSource,
-        refusal: Refuse,
-        identify: Callable[[HttpResponse], HttpResponse],
-        receive: Receive,
-        send: Send,
-        keep_alive: float,
-    ) -> None:
+    def __init__(self, source: EventSource, refusal: Refuse, call: AsgiCall, keep_alive: float) -> None:
         self.sent_bytes = 0
         self._source = source
         self._refusal = refusal
-        self._identify = identify
-        self._receive = receive
-        self._send = send
+        self._call = call
         self._keep_alive = keep_alive
         self._writing = asyncio.Lock()
         self._started = False
@@ -400,7 +395,7 @@ class EventStream:
 
     async def run(self) -> None:
         """Send events until the source ends or the client leaves."""
-        leaving = asyncio.ensure_future(disconnected(self._receive))
+        leaving = asyncio.ensure_future(disconnected(self._call.receive))
         pumping = asyncio.ensure_future(self._pump())
         now = asyncio.get_running_loop().time
         self._last = now()
@@ -426,10 +421,9 @@ class EventStream:
         except WeirError as error:
             if not self._started:
                 self._started = True
-                answer = self._identify(self._refusal(error))
+                answer = self._refusal(error)
                 self.sent_bytes += len(answer.body)
-                await send_answer(self._send, answer)
-                return
+                return await self._call.answer(answer)
             await self._write(write_event(self._source.failure(error), "error"))
         await self._write(b"", more=False)
 
@@ -438,10 +432,13 @@ class EventStream:
             self._last = asyncio.get_running_loop().time()
             if not self._started:
                 self._started = True
-                headers = [*HEAD, *self._identify(HttpResponse(200, self._source.headers(), b"")).headers]
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                headers = [
+                    *HEAD,
+                    *identified(HttpResponse(200, self._source.headers(), b""), self._call.headers).headers,
+                ]
+                await self._call.send({"type": "http.response.start", "status": 200, "headers": headers})
             self.sent_bytes += len(event)
-            await self._send({"type": "http.response.body", "body": event, "more_body": more})
+            await self._call.send({"type": "http.response.body", "body": event, "more_body": more})
 
 
 class AsgiInference:
@@ -456,46 +453,35 @@ class AsgiInference:
         """Answer one request. If the client leaves, the request is cancelled and nothing is sent."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        path = inner_path(scope)
-        if head_size(scope["headers"]) > self._settings.max_header_size:
-            return await self._refuse_large_head(path, scope, receive, send)
+        path, call = inner_path(scope), AsgiCall(scope, receive, send, self._settings)
+        try:
+            call.check_head()
+        except TooLarge as error:
+            refusal = self._protocol_at(path).error_answer(error, None)
+            return await call.refuse(refusal._replace(status=HEAD_TOO_LARGE))
         for protocol in self._protocols:
             try:
                 head = await once_read(partial(protocol.read_head, scope["method"], path, scope["headers"]))
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
                     Exchange(service, frontend=FRONTEND).refused(error)
-                refusal = identified(protocol.error_answer(error, service), scope["headers"])
-                return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
+                return await call.refuse(protocol.error_answer(error, service))
             if head is not None:
-                return await self._answer(protocol, head, scope, receive, send)
+                return await self._answer(protocol, head, call)
         return await self._app(scope, receive, send)
 
-    async def _refuse_large_head(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        error = TooLarge(f"head: must be at most {self._settings.max_header_size} bytes (max_header_size)")
+    def _protocol_at(self, path: str) -> HttpProtocol:
+        """Return the protocol whose prefix `path` has, or the last one."""
         others = [each for each in self._protocols if each.prefix != b"/" and path.startswith(each.prefix.decode())]
-        refusal = (*others, self._protocols[-1])[0].error_answer(error, None)._replace(status=HEAD_TOO_LARGE)
-        await self._send_early(scope, receive, send, refusal, closing=True)
+        return (*others, self._protocols[-1])[0]
 
-    async def _send_early(
-        self, scope: Scope, receive: Receive, send: Send, answer: HttpResponse, *, closing: bool
-    ) -> None:
-        within = self._settings.body_timeout
-        await send_early(scope, receive, send, answer, closing=closing, within=within)
-
-    async def _answer(
-        self, protocol: HttpProtocol, head: HttpRequestHead, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        incoming = Body(receive)
-        client, headers = scope.get("client"), scope["headers"]
-        exchange = Exchange(
-            head.service, frontend=FRONTEND, carrier=head.carrier, headers=headers, peer=client[0] if client else None
-        )
+    async def _answer(self, protocol: HttpProtocol, head: HttpRequestHead, call: AsgiCall) -> None:
+        headers = call.headers
+        exchange = Exchange(head.service, frontend=FRONTEND, carrier=head.carrier, headers=headers, peer=call.peer)
         try:
-            body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
+            body = await call.received()
         except WeirError as error:
-            refusal = identified(protocol.error_answer(exchange.refused(error), head.service), headers)
-            return await self._send_early(scope, receive, send, refusal, closing=incoming.closes(scope))
+            return await call.refuse(protocol.error_answer(exchange.refused(error), head.service))
         if body is None:
             return
         size = len(body)
@@ -503,15 +489,15 @@ class AsgiInference:
         work = begin(exchange, protocol, head, body)
         del body  # only the protocol refers to it now, and frees it as soon as it has been parsed
         try:
-            answer = await unless_left(work, receive)
+            answer = await unless_left(work, call.receive)
         except ClientLeft:
             return
         CURRENT_TRACE.set(exchange.trace)
         if isinstance(answer, EventSource):
-            await self._send_events(answer, exchange, protocol, size, receive, send)
-        elif answer is not None:
+            await self._send_events(answer, exchange, protocol, size, call)
+        else:
             exchange.transferred(size, len(answer.body))
-            await send_answer(send, identified(answer, headers))
+            await call.answer(answer)
 
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
@@ -543,18 +529,11 @@ class AsgiInference:
         return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
 
     async def _send_events(
-        self,
-        source: EventSource,
-        exchange: Exchange,
-        protocol: HttpProtocol,
-        received_bytes: int,
-        receive: Receive,
-        send: Send,
+        self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, call: AsgiCall
     ) -> None:
         refusal = partial(protocol.error_answer, service=exchange.service)
-        identify = partial(identified, headers=exchange.headers)
         async with aclosing(source.parts):
-            events = EventStream(source, refusal, identify, receive, send, self._settings.stream_keep_alive)
+            events = EventStream(source, refusal, call, self._settings.stream_keep_alive)
             await events.run()
         exchange.transferred(received_bytes, events.sent_bytes)
 
@@ -675,14 +654,14 @@ _BASIC = (b"www-authenticate", b'Basic realm="weir"')
 class Gate:
     """Passes requests with a key, and requests to open paths, on to `app`. Refuses all others.
 
-    `refusals` maps prefixes of paths to what makes the response; the longest prefix of a path counts. `body_timeout` is how many seconds the rest of a refused large body is read.
+    `refusals` maps prefixes of paths to what makes the response; the longest prefix of a path counts.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], body_timeout: float) -> None:
+    def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], settings: HttpSettings) -> None:
         self._app = app
         self._access = access
         self._refusals = dict(sorted(refusals.items(), key=lambda item: -len(item[0])))
-        self._body_timeout = body_timeout
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or open one WebSocket."""
@@ -701,7 +680,7 @@ class Gate:
             return await _deny(answer, scope, send)
         if _wants_page(scope):  # a browser then asks its user for the key
             answer.headers.append(_BASIC)
-        await send_early(scope, receive, send, answer, closing=has_large_body(scope), within=self._body_timeout)
+        await AsgiCall(scope, receive, send, self._settings).refuse(answer)
 
 
 def with_key(document: dict[str, Any]) -> dict[str, Any]:
