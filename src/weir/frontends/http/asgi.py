@@ -234,11 +234,11 @@ class AsgiCall:
         self._settings = settings
         self._incoming = Body(receive)
 
-    def with_body(self, body: bytes) -> "AsgiCall":
-        """Return this call with another body."""
-        other = copy(self)
-        other.body = body
-        return other
+    def part(self, headers: Headers, body: bytes) -> "AsgiCall":
+        """Return a part of this call, with its own headers and body. Its response is not sent in parts, and nobody leaves it."""
+        made = copy(self)
+        made.headers, made.body, made.version, made.receive = headers, body, "1.0", _never
+        return made
 
     def check_head(self) -> None:
         """Raise TooLarge unless the head is within its limit."""
@@ -272,6 +272,11 @@ class AsgiCall:
         await send_answer(self.send, identified(answer, self.headers), more=True)
         await discard_body(self.receive, self._settings.body_timeout)
         await self.send({"type": "http.response.body", "body": b""})
+
+
+async def _never() -> Message:
+    left: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await left
 
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]

@@ -430,9 +430,7 @@ class Tei(TextApi):
         async def answer_next() -> None:
             for place, instance in waiting:
                 path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
-                # In HTTP 1.0 no response is sent in parts.
-                part = call._replace(headers=headers, body=encode_safely(instance), receive=_never, version="1.0")
-                answer = await endpoints[path](part)
+                answer = await endpoints[path](call.part(headers, encode_safely(instance)))
                 if answer is None:
                     raise Cancelled(f"instances[{place}]: was cancelled")
                 answers[place] = answer
@@ -443,11 +441,6 @@ class Tei(TextApi):
 
 _MAX_INSTANCES = 64  # of one request to /vertex that are computed at the same time
 _OF_WHOLE_BODY = (b"accept-encoding", b"content-encoding", b"content-length", b"x-request-id")
-
-
-async def _never() -> Any:
-    """Wait: that the caller leaves is noticed once for all instances."""
-    await asyncio.Event().wait()
 
 
 class TeiInfo(TypedDict):
