@@ -19,6 +19,7 @@ from tests.served import MODELS as SERVED_MODELS
 from tests.served import Served, until
 
 SQUARE = f"{SERVED_MODELS}:Square"
+TEMPLATE = "weir.fronts.front"  # what their template, and so they, were started to run
 MODELS = Path(__file__).with_name("models.py")
 
 
@@ -27,7 +28,7 @@ def fronts_of(served: Served) -> list[psutil.Process]:
     found = []
     for each in served.children():
         with suppress(psutil.Error):
-            if "weir.fronts.entry" in each.cmdline() and "weir.fronts.entry" in psutil.Process(each.ppid()).cmdline():
+            if TEMPLATE in each.cmdline() and TEMPLATE in psutil.Process(each.ppid()).cmdline():
                 found.append(each)
     return sorted(found, key=lambda front: front.pid)
 
@@ -38,7 +39,7 @@ def workers_of(served: Served) -> list[psutil.Process]:
     found = []
     for each in served.children():
         with suppress(psutil.Error):
-            if each.pid not in fronts and "fronts.entry" not in " ".join(each.cmdline()) and not each.children():
+            if each.pid not in fronts and TEMPLATE not in each.cmdline() and not each.children():
                 found.append(each)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy
 import pytest
-from tests.fronts.kit import Caller, Increase, calling, fronts_of, get, metric, outcomes, owners
+from tests.fronts.kit import Caller, Increase, calling, fronts_of, get, metric, outcomes, owners, workers_of
 from tests.rings import subcases
 from tests.served import Served, until
 from tests.text_models import tiny
@@ -185,7 +185,7 @@ def test_calls_texts_and_clients_are_counted_once(served: Served) -> None:
 @contextmanager
 def standing_still(served: Served) -> Iterator[None]:
     """While the block runs, the workers of the server stand still."""
-    workers = [each for each in served.children() if "weir.workers.process.entry" in each.cmdline()]
+    workers = workers_of(served)
     assert workers
     for worker in workers:
         worker.send_signal(signal.SIGSTOP)

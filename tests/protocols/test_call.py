@@ -81,12 +81,21 @@ class Recorded(InferenceCall):
         self.released += 1
 
 
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def over(call: Recorded) -> None:
+    """Return when the request has ended."""
+    await until(lambda: call.over)
+
+
 async def test_a_response_is_sent_and_counted_after_all_was_given_back() -> None:
     async with serving(Pair) as (service, observer):
         for size, length in ((1, 1), (LONG_BODY + 1, LONG_ANSWER + 1)):
             call = Recorded(service, size, length)
             call.begin()
-            await until(lambda over=call: over.over)  # type: ignore[misc]
+            await over(call)
             assert (call.sent, call.released, call.account.held_bytes) == ([DONE], 1, 0)
             assert call.worked == [(size > 1, 0), (size > 1, length if size > 1 else 0)]
             call.leave()
@@ -104,14 +113,14 @@ async def test_a_stream_ends_with_a_mark_unless_it_wants_none() -> None:
             call = Recorded(service)
             asked = InferenceRequest(service.facts.name, [items(document)])
             call.attempt(partial(call.stream, call.asked, asked, ends=ends))
-            await until(lambda over=call: over.over)  # type: ignore[misc]
+            await over(call)
             assert (call.sent, call.released) == (parts, 1)
         assert observer.transfers == [(service.facts.name, "lines", 7, 3 * len(parts))]
 
 
 @pytest.mark.parametrize("state", ["reading", "loading", "queued", "writing", "streaming"])
 async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -> None:
-    executor, loading = FakeExecutor(), asyncio.Event()
+    executor = FakeExecutor()
     streams = state == "streaming"
     options = {"executor": executor} if state == "queued" else {}
     async with serving(Ticking if streams else Pair, **options) as (service, observer):
@@ -121,7 +130,7 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
             call.go_on.clear()
 
         def load() -> None:
-            raise unread_model("pair", loading.wait)  # type: ignore[arg-type]
+            raise unread_model("pair", forever)
 
         if streams:
             asked = InferenceRequest("ticking", [items(b'"go"')])
@@ -155,14 +164,18 @@ async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
         def raised(error: Exception) -> Any:
             raise error
 
-        for attribute, error, released in (
-            ("_read", wrong, 1), ("_writing", wrong, 1), ("_written", wrong, 1), ("send", no_room, 1), ("charge", no_room, 1),
-        ):  # fmt: skip
+        for attribute, error in (
+            ("_read", wrong),
+            ("_writing", wrong),
+            ("_written", wrong),
+            ("send", no_room),
+            ("charge", no_room),
+        ):
             call = Recorded(service, LONG_BODY + 1, LONG_ANSWER + 1)
             setattr(call, attribute, lambda *_, error=error: raised(error))
             call.begin()
-            await until(lambda over=call: bool(over.sent))  # type: ignore[misc]
-            assert (call.sent, call.over, call.released) == ([error], True, released)
+            await over(call)
+            assert (call.sent, call.over, call.released) == ([error], True, 1)
             call.end(wrong)
             assert call.sent == [error]
     assert [error for _, _, error in observer.refusals] == [wrong, no_room]
@@ -175,7 +188,7 @@ async def test_a_model_on_demand_is_read_once_and_then_found() -> None:
         async def read() -> None:
             reads.append(len(reads))
 
-        for times, end in ((1, DONE), (2, ModelNotReady)):
+        for times, end in ((1, bytes), (2, ModelNotReady)):
             call, missing = Recorded(service), iter(range(times))
 
             def find(call: Recorded = call, missing: Any = missing) -> None:
@@ -184,6 +197,6 @@ async def test_a_model_on_demand_is_read_once_and_then_found() -> None:
                 call.begin()
 
             call.attempt(find)
-            await until(lambda over=call: over.over)  # type: ignore[misc]
-            assert call.sent == [end] or isinstance(call.sent[0], end)  # type: ignore[arg-type]
+            await over(call)
+            assert [type(each) for each in call.sent] == [end]
         assert reads == [0, 1]

@@ -1,6 +1,6 @@
 """A front: a process that listens, reads the requests of the fast path, has the dispatcher run them, and writes their responses.
 
-It is forked from a template (entry.py) that has loaded the code. The fast path is that of a server with one process, except for the place of requests, bodies
+It is forked from a template, a process with one thread that has loaded the code. The fast path is that of a server with one process, except for the place of requests, bodies
 and shared memory, which is the dispatcher's.
 """
 
@@ -11,21 +11,24 @@ import logging
 import os
 import socket
 import ssl
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
 from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import Frontend
+from weir.frontends.grpc import SILENT, VERBOSITY
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import LARGE, Connection, Kept, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
 from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks
-from weir.frontends.http.server import BACKLOG, HttpServer, Listening
+from weir.frontends.http.server import BACKLOG, HttpServer, Listening, tls_context
 from weir.fronts.messages import (
     LONGEST_BODY,
     LONGEST_TEXT,
@@ -62,8 +65,12 @@ from weir.protocols.account import SharedAccount, SharedFigures
 from weir.protocols.kserve import ZLIB, KserveContext, Memory, Regions
 from weir.protocols.response import Headers
 from weir.telemetry.recorder import SilentObserver
+from weir.wire.frames import FrameParser, Start
 from weir.wire.kserve_json import Body
 from weir.wire.status import set_timeout_status
+from weir.workers.process.channel import ChildChannel, ServerSocket
+from weir.workers.process.entry import prepare
+from weir.workers.process.program import READY, obey
 from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
@@ -573,3 +580,51 @@ def run_front(config: FrontConfig, ends: FrontEnds) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
+
+
+def run_template(descriptor: int) -> int:
+    """Load what fronts need, once, and fork each of them, until the server leaves; return the exit code. `descriptor` is this process's end of a socket."""
+    os.environ.setdefault(VERBOSITY, SILENT)  # before the configuration is read, which may import gRPC
+    server = ServerSocket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    start = ChildChannel(server, FrameParser(), None).receive()
+    if not isinstance(start, Start):
+        return 0  # the server has left
+    config: FrontConfig = start.options["config"]
+    if config.grpc is not None:
+        from weir.fronts import calls  # noqa: F401  # shared by all fronts
+    tls = tls_context(config.http)
+    if config.product is not None:
+        config.product.load()
+    gc.collect()
+    gc.freeze()  # the collector would write to what fronts share
+    server.sendall(READY)
+    try:
+        return obey(server, partial(_be_front, config, tls))
+    except ConnectionError:  # the server has left without reading the last response
+        return 0
+
+
+def _be_front(
+    config: FrontConfig,
+    tls: "ssl.SSLContext | None",
+    options: dict[str, Any],
+    descriptors: Sequence[int],
+    template: int,
+) -> NoReturn:
+    """Run as a front until the end. Libraries are not shut down then, as nothing of theirs was begun here."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        prepare(template, ())
+        for each in descriptors:
+            os.set_inheritable(each, False)
+        link, connections, figures, *listening = descriptors
+        sockets = [socket.socket(fileno=each) for each in (link, connections, *listening)]
+        run_front(config, FrontEnds(sockets[0], sockets[1], figures, sockets[2:], options["index"], tls))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weir")
 
-_MODULE = "weir.fronts.entry"
+_MODULE = "weir.fronts.front"
 _SHORT_LIFE = 1.0  # seconds: a front that has lived no longer is replaced only after as many
 _TRIES = 3  # starts of one front at the start of the server
 _PATIENCE = 10  # seconds without a message after which a front hangs; it sends one each second

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from types import FrameType
 
 from weir.errors import SettingsError
@@ -20,16 +21,18 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(arguments: list[str]) -> int:
     """Run as the process that `arguments` describe, until it ends; return the exit code.
 
-    They are: "worker" or "template", a name for people who list processes, the server's process id, CPU numbers joined by commas ("": any),
-    and the numbers that program.run_worker or program.run_template takes.
+    They are: "worker" or "template", a name for people who list processes, the server's process id, CPU numbers joined by commas ("": any), and then the
+    numbers that program.run_worker takes, or the module whose `run_template` runs and the number that this takes.
     """
-    role, _, parent, cpus, *numbers = arguments
+    role, _, parent, cpus, *others = arguments
     refusal = prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu])
-    from weir.workers.process import program  # only now: it loads libraries
-
+    # Only now: these load libraries.
     if role == "template":
-        return program.run_template(*map(int, numbers))
-    return program.run_worker(*map(int, numbers), refusal=refusal)
+        code: int = import_module(others[0]).run_template(int(others[1]))
+        return code
+    from weir.workers.process import program
+
+    return program.run_worker(*map(int, others), refusal=refusal)
 
 
 def prepare(parent: int, cpus: Sequence[int]) -> SettingsError | None:

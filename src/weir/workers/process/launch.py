@@ -122,7 +122,7 @@ PATIENCE = 10.0
 KILL_GRACE = 5.0
 READY = b"1"
 
-ENTRY = "weir.workers.process.entry"  # the module that a worker process runs
+ENTRY = "weir.workers.process.entry"  # the module that all processes run
 
 logger = logging.getLogger("weir")
 
@@ -149,9 +149,9 @@ class TemplateRequest(NamedTuple):
 
 class Template:
     """Forks workers, once `start` has returned True. It gets one request at a time, and nothing here waits for the response: the process may
-    hang. `module` is what it runs; see `command`."""
+    hang. `module` has its `run_template`; see entry.py."""
 
-    def __init__(self, module: str = ENTRY) -> None:
+    def __init__(self, module: str = "weir.workers.process.program") -> None:
         self._module = module
         self._socket: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
@@ -178,7 +178,7 @@ class Template:
         self._socket = ours
         ours.setblocking(False)
         self._starting = loop.create_future()
-        arguments = command("template", start.options["name"], cpus, theirs.fileno(), module=self._module)
+        arguments = command("template", start.options["name"], cpus, self._module, theirs.fileno())
         start_process(arguments, environment, [theirs.fileno()], partial(self._started, theirs, self._starting))
         await self._starting
         try:
@@ -460,11 +460,11 @@ class Templates:
             await template.closed
 
 
-def command(role: str, name: str, cpus: Sequence[int], *numbers: int, module: str = ENTRY) -> list[str]:
-    """Return the command line of a process that runs `module`, with the arguments that `entry.main` describes."""
-    arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), *numbers)
+def command(role: str, name: str, cpus: Sequence[int], *others: object) -> list[str]:
+    """Return the command line of a process with the arguments that `entry.main` describes."""
+    arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), *others)
     # -P: without it the current directory would come first on the path and could hide any module.
-    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
+    return [sys.executable, "-P", "-m", ENTRY, *map(str, arguments)]
 
 
 def python_path(inherited: str) -> str:
