@@ -23,11 +23,6 @@ from weir.wire.inference import InferenceRequest, InferenceResponse
 DONE = b"[3,3]"
 
 
-def request() -> InferenceRequest:
-    """Return a request of one item."""
-    return InferenceRequest("pair", [items(b"3")])
-
-
 class Recorded(InferenceCall):
     """A request for `service`. It keeps what it would send, how often it was released, the threads in which it was read and written, and what was held then.
 
@@ -50,7 +45,7 @@ class Recorded(InferenceCall):
 
     def _read(self) -> InferenceRequest:
         self._work()
-        return request()
+        return InferenceRequest("pair", [items(b"3")])
 
     def _writing(self, response: InferenceResponse) -> Writing:
         return Writing(self.length, partial(self._written, response.outputs[0].array[0]))
@@ -79,6 +74,10 @@ class Recorded(InferenceCall):
     def release(self) -> None:
         super().release()
         self.released += 1
+
+
+def raised(error: Exception) -> Any:
+    raise error
 
 
 async def forever() -> None:
@@ -122,22 +121,20 @@ async def test_a_stream_ends_with_a_mark_unless_it_wants_none() -> None:
 async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -> None:
     executor = FakeExecutor()
     streams = state == "streaming"
-    options = {"executor": executor} if state == "queued" else {}
-    async with serving(Ticking if streams else Pair, **options) as (service, observer):
+    async with serving(Ticking if streams else Pair, executor=executor if state == "queued" else "inline") as (
+        service,
+        observer,
+    ):
         long = {"reading": {"size": LONG_BODY + 1}, "writing": {"length": LONG_ANSWER + 1}}
         call = Recorded(service, **long.get(state, {}))
         if state in long:
             call.go_on.clear()
 
-        def load() -> None:
-            raise unread_model("pair", forever)
-
         if streams:
-            asked = InferenceRequest("ticking", [items(b'"go"')])
-            call.attempt(partial(call.stream, call.asked, asked))
+            call.attempt(partial(call.stream, call.asked, InferenceRequest("ticking", [items(b'"go"')])))
             await until(lambda: bool(call.sent))
         elif state == "loading":
-            call.attempt(load)
+            call.attempt(partial(raised, unread_model("pair", forever)))
         else:
             call.begin()
         if state in long:
@@ -160,9 +157,6 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
 async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
     async with serving(Pair) as (service, observer):
         no_room, wrong = Overloaded("no room"), InvalidRequest("wrong")
-
-        def raised(error: Exception) -> Any:
-            raise error
 
         for attribute, error in (
             ("_read", wrong),
