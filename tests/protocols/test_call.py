@@ -76,7 +76,7 @@ class Recorded(InferenceCall):
         self.released += 1
 
 
-def raised(error: Exception) -> Any:
+def raised(error: Exception, *_: Any) -> Any:
     raise error
 
 
@@ -158,15 +158,10 @@ async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
     async with serving(Pair) as (service, observer):
         no_room, wrong = Overloaded("no room"), InvalidRequest("wrong")
 
-        for attribute, error in (
-            ("_read", wrong),
-            ("_writing", wrong),
-            ("_written", wrong),
-            ("send", no_room),
-            ("charge", no_room),
-        ):
+        for attribute in ("_read", "_writing", "_written", "send", "charge"):
+            error = wrong if attribute.startswith("_") else no_room
             call = Recorded(service, LONG_BODY + 1, LONG_ANSWER + 1)
-            setattr(call, attribute, lambda *_, error=error: raised(error))
+            setattr(call, attribute, partial(raised, error))
             call.begin()
             await over(call)
             assert (call.sent, call.over, call.released) == ([error], True, 1)
