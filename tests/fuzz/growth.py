@@ -25,7 +25,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.response import weighted
 from weir.text_server.bert_as_service.http import encode, read_document
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import HttpExchange, TextEndpoint
+from weir.text_server.http import HttpTexts
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.texts import TextFacts, TextTask
@@ -42,15 +42,15 @@ ALL = TextFacts(tasks=tuple(TextTask))
 SITE = EmbeddingContext({"hashing": HashingEncoder(facts=ALL)}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
-ENDPOINTS = [each.endpoint for api in text_apis(SITE) for each in api.texts]
+ENDPOINTS = [each for api in text_apis(SITE) for each in api.texts]
 
 
-def _read(endpoint: TextEndpoint, body: bytes) -> None:
-    endpoint.work(HttpExchange(SITE, endpoint), [], body)
+def _read(texts: HttpTexts, body: bytes) -> None:
+    texts.endpoint.work(texts.exchange(), [], body)
 
 
 def _read_encode(body: bytes, content_type: str) -> None:
-    encode.work_of(HttpExchange(SITE, encode), read_document(body, content_type, SITE))
+    encode.work_of(HttpTexts(encode, SITE).exchange(), read_document(body, content_type, SITE))
 
 
 PARSERS: dict[str, dict[str, Parse]] = {
@@ -63,7 +63,7 @@ PARSERS: dict[str, dict[str, Parse]] = {
         "generate": lambda body: read_generate(body, DECLARED, "m"),
         "encode": partial(_read_encode, content_type=JSON),
         "form": lambda body: read_document(body, FORM, SITE),
-        **{each.path: partial(_read, each) for each in ENDPOINTS},
+        **{each.endpoint.path: partial(_read, each) for each in ENDPOINTS},
     },
     "msgpack": {
         "native": lambda body: tensors.to_arrays(values.decode(body, MSGPACK), DECLARED),

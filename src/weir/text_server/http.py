@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weir.http")
 
 CLIENT_ID = b"x-client-id"
-_STREAMED_ABOVE = 1_000_000  # numbers, about 20 MB of JSON; a larger answer is sent in parts
+_STREAMED_ABOVE = 1_000_000  # numbers, about 20 MB of JSON; a larger response is sent in parts
 _NUMBERS_PER_PART = 65_536  # numbers of one part, about a megabyte of JSON
 
 
@@ -98,7 +98,7 @@ class Listing(NamedTuple):
 
     lists: Sequence[JsonList]
     closing: bytes
-    headers: Headers = []  # noqa: RUF012 - nobody adds to it
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
     def parts(self) -> Iterator[bytes]:
         """Yield the JSON in parts."""
@@ -107,7 +107,7 @@ class Listing(NamedTuple):
         yield self.closing
 
     def whole(self) -> HttpResponse:
-        """Return the answer with the whole document as its body."""
+        """Return the response with the whole document as its body."""
         return HttpResponse(200, [JSON_HEADER, *self.headers], b"".join(self.parts()))
 
 
@@ -117,11 +117,11 @@ def listing(
     length: int,
     numbers: int,
     items: Callable[[int, int], list[Any]],
-    headers: Headers | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> Listing:
     """Return an object with the fields `lead`, at least one, that ends with the list `name`; without `lead` a list alone. See JsonList and Listing."""
     opening = b"[" if lead is None else msgspec.json.encode(lead)[:-1] + b',"%b":[' % name.encode()
-    return Listing([JsonList(opening, length, numbers, items)], b"]" if lead is None else b"]}", headers or [])
+    return Listing([JsonList(opening, length, numbers, items)], b"]" if lead is None else b"]}", headers)
 
 
 async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
@@ -224,14 +224,11 @@ class TextEndpoint:
         return described_post(self.path, self.summary, body, self.example, self.response, error)
 
 
+@dataclass(eq=False, slots=True)
 class HttpExchange(TextExchange):
-    """A request at `endpoint`. `errors` says how its errors are written: as those of the endpoint, until the body says more."""
+    """A request over HTTP. `errors` says how its errors are written: as those of its endpoint, until the body says more."""
 
-    __slots__ = ("errors",)
-
-    def __init__(self, context: EmbeddingContext, endpoint: TextEndpoint) -> None:
-        super().__init__(context, endpoint.name)
-        self.errors = endpoint.errors
+    errors: ErrorForm = field(kw_only=True)
 
     def refusal(self, error: BaseException) -> HttpResponse:
         """Return the response for `error`, and count it."""
@@ -279,7 +276,7 @@ class HttpTexts:
 
     def exchange(self) -> HttpExchange:
         """Return a new request."""
-        return HttpExchange(self.context, self.endpoint)
+        return HttpExchange(self.context, self.endpoint.name, errors=self.endpoint.errors)
 
     def refusal(self, error: BaseException) -> HttpResponse:
         """Return the response for an `error` of a request of which nothing has been read, and count it."""

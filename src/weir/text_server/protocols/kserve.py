@@ -397,7 +397,8 @@ async def encode_items(
                 if end <= now():
                     raise DeadlineExceeded("the deadline passed before all texts were computed")
                 query = exchange.query(options, end - now(), own, each=True)
-                encoded = await encoder.encode([results[index].text for index in indices], query)
+                texts = [item.text for index in indices if isinstance(item := items[index], Item)]
+                encoded = await encoder.encode(texts, query)
             except WeirError as error:
                 if len(alike) == 1 and isinstance(error, CapacityError):
                     raise

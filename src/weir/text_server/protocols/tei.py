@@ -409,34 +409,34 @@ class Tei(TextApi):
         return json_response(model_info(self.context.encoder(), self.context), [NO_STORE])
 
     async def vertex(self, call: AsgiCall) -> HttpResponse | None:
-        """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the response to all. None if the caller has left."""
+        """Respond to each instance as the endpoint for it does; the first error, in the order of the instances, is the response to all. None if the caller has left."""
         instances = (await call.read(VertexBody)).instances
         self.context.check_count(len(instances) or 1, "instances")
         try:
-            answers = await unless_left(self._answers(call, instances), call.receive)
+            responses = await unless_left(self._responses(call, instances), call.receive)
         except ClientLeft:
             return None
-        wrong = next((answer for answer in answers if answer.status != 200), None)
-        body = b'{"predictions":[%b]}' % b",".join(answer.body for answer in answers)
+        wrong = next((response for response in responses if response.status != 200), None)
+        body = b'{"predictions":[%b]}' % b",".join(response.body for response in responses)
         return HttpResponse(200, [JSON_HEADER], body) if wrong is None else wrong
 
-    async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
+    async def _responses(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
         """Return the response to each of `instances`. Raises Cancelled if one has none."""
         endpoints = {each.endpoint.path: each for each in self.texts}
         headers = [(name, value) for name, value in call.headers if name not in _OF_WHOLE_BODY]
         waiting = iter(enumerate(instances))
-        answers: dict[int, HttpResponse] = {}
+        responses: dict[int, HttpResponse] = {}
 
-        async def answer_next() -> None:
+        async def respond_next() -> None:
             for place, instance in waiting:
                 path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
-                answer = await endpoints[path](call.part(headers, encode_safely(instance)))
-                if answer is None:
+                response = await endpoints[path](call.part(headers, encode_safely(instance)))
+                if response is None:
                     raise Cancelled(f"instances[{place}]: was cancelled")
-                answers[place] = answer
+                responses[place] = response
 
-        await asyncio.gather(*[answer_next() for _ in range(min(_MAX_INSTANCES, len(instances)))])
-        return [answers[place] for place in range(len(instances))]
+        await asyncio.gather(*[respond_next() for _ in range(min(_MAX_INSTANCES, len(instances)))])
+        return [responses[place] for place in range(len(instances))]
 
 
 _MAX_INSTANCES = 64  # of one request to /vertex that are computed at the same time
