@@ -377,7 +377,6 @@ serve = with_signature(
 
 
 _URL = "http://localhost:8000"
-_PORT = 5555  # of bert-as-service
 
 
 def terminate(
@@ -386,7 +385,7 @@ def terminate(
     ] = None,
     ip: Annotated[str | None, typer.Option("--ip", "-ip", help="Instead of a URL: the host of a server over ZeroMQ.")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "--port-in", "--port-data", "-port", "-port-in", "-port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
+        int | None, typer.Option("--port", "--port-in", "--port-data", "-port", "-port-in", "-port-data", help=f"Its port for requests (default: {BERT_PORT}).", min=1, max=65535)
     ] = None,
     port_out: Annotated[
         int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for responses (default: the request port plus 1).", min=1, max=65535)
@@ -410,7 +409,7 @@ def terminate(
         raise SettingsError(f"{url}, --ip, --port: give either a URL, or --ip and --port")
     if over_zeromq:
         host = ip or "localhost"
-        url = f"tcp://{f'[{host}]' if ':' in host else host}:{port or _PORT}"
+        url = f"tcp://{f'[{host}]' if ':' in host else host}:{port or BERT_PORT}"
     token = None if token_file is None else read_token(str(token_file)).decode()
     seconds = timeout if timeout_ms is None else timeout_ms / 1000
     EmbeddingServer.shutdown(url or _URL, token=token, port_out=port_out, timeout=seconds)

@@ -600,47 +600,29 @@ class Encoder:
     # Ends.
 
     def _text_ended(self, text_request: TextPiece) -> None:
-        request = text_request.request
-        if text_request.error is not None:
-            self._failed(text_request, text_request.error)
-            return
-        if request.dispatch is None and text_request.dispatch is not None:
-            request.dispatch = text_request.dispatch, text_request.arrival
-        self._answered(text_request, text_request.output)
-
-    def _answered(self, text_request: TextPiece, output: Any) -> None:
-        """Store the vector of a text; end the request if it was the last."""
-        request = text_request.request
+        """Store the vector or the error of a text. End the request if it was the last, or with an error that is not of this text alone."""
+        request, place, error = text_request.request, text_request.place, text_request.error
         self._leave_queue(text_request)
         if request.ended:
             return
+        if request.dispatch is None and text_request.dispatch is not None and error is None:
+            request.dispatch = text_request.dispatch, text_request.arrival
         try:
-            whole = request.put(text_request.place, text_request.piece, output)
-        except WeirError as error:
-            self._fail(request, error)
-            return
-        except Exception as error:
+            if error is None:
+                request.put(place, text_request.piece, text_request.output)
+            elif not request.add_error(place, error):
+                # The queue's error names the time that was left, not the caller's timeout.
+                error = _too_late(request) if isinstance(error, DeadlineExceeded) else error
+                self._fail(request, with_place(error, request.first_place(place)))
+        except WeirError as failure:
+            self._fail(request, failure)
+        except Exception as failure:
             # The output is not a vector, or there is no memory for all: the caller needs an answer.
-            failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
-            self._fail(request, with_place(failure, request.first_place(text_request.place)))
-            return
-        if whole:
-            self._end(request)
-
-    def _failed(self, text_request: TextPiece, error: WeirError) -> None:
-        """Store the error of a text, or end the request with it."""
-        request = text_request.request
-        self._leave_queue(text_request)
-        if not request.ended and request.add_error(text_request.place, error):
+            wrong = ModelError(f"the vectors could not be put together: {brief(failure, 200)}")
+            self._fail(request, with_place(wrong, request.first_place(place)))
+        else:
             if not request.left:
                 self._end(request)
-            return
-        if request.ended:
-            return
-        # The queue's error names the time that was left, not the caller's timeout.
-        if isinstance(error, DeadlineExceeded):
-            error = _too_late(request)
-        self._fail(request, with_place(error, request.first_place(text_request.place)))
 
     def _leave_queue(self, text_request: TextPiece) -> None:
         # A text may have left already: one that the queue dropped as too late may be withdrawn before the queue reports it.

@@ -34,16 +34,13 @@ from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
-from weir.text_server.server_settings import CallerSettings, ZeroMqSettings, given_settings
+from weir.text_server.server_settings import BERT_PORT, CallerSettings, ZeroMqSettings, given_settings
 from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 
 if TYPE_CHECKING:
     from weir.client.embedding import EmbeddingTransport
     from weir.frontends.grpc.services import AddedCalls
     from weir.serving.handle import ModelHandle
-
-
-_ZMQ_PORT = 5555  # of bert-as-service
 
 
 def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
@@ -355,7 +352,7 @@ def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "Embeddin
         )
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _ZMQ_PORT
+        host, port = parts.hostname, parts.port or BERT_PORT
     except ValueError as error:
         raise SettingsError(f"{url}: {error}") from None
     if not host:

@@ -18,7 +18,6 @@ from weir.text_models import (
     WITH_HEAD,
     ComputingSettings,
     Pooling,
-    Precision,
     Recipe,
     TextSettings,
     WorkerShare,
@@ -405,7 +404,7 @@ class ServedTextModel:
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
-            dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
+            dtype=_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision.value]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
             waiting=lambda: int(service.control.state(brief=True)["waiting"]), ready=lambda: not service.not_ready_reason,
         )  # fmt: skip
@@ -471,19 +470,8 @@ _TASKS = {
     Pooling.YES_NO: TextTask.RERANK,
 }
 _LABELLED = (Pooling.LOGITS, Pooling.TOKEN_LOGITS)
+# What TEI and torch call the numbers of a precision, or of a variant of an ONNX file.
 _DTYPES = {
-    Precision.FP32: "float32",
-    Precision.FP16: "float16",
-    Precision.BF16: "bfloat16",
-    Precision.INT8: "int8",
-}  # as TEI and torch call them
-_ONNX_DTYPES = {
-    "fp16": "float16",
-    "float16": "float16",
-    "int8": "int8",
-    "uint8": "uint8",
-    "q8": "int8",
-    "q4": "q4",
-    "q4f16": "q4f16",
-    "bnb4": "bnb4",
-}
+    "fp32": "float32", "fp16": "float16", "float16": "float16", "bf16": "bfloat16",
+    "int8": "int8", "uint8": "uint8", "q8": "int8", "q4": "q4", "q4f16": "q4f16", "bnb4": "bnb4",
+}  # fmt: skip

@@ -28,34 +28,24 @@ Array = NDArray[Any]
 
 TOKEN_CLASSIFIER = "ForTokenClassification"  # the end of the names of transformers' classes of models that label tokens
 
-# The head of a language model: names in the files by canonical name. The matrix to the vocabulary may be that of the embeddings.
-BERT_WORDS = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "decoder": "cls.predictions.decoder",
-    "bias": "cls.predictions.bias",
-}
-ROBERTA_WORDS = {
-    "dense": "lm_head.dense",
-    "norm": "lm_head.layer_norm",
-    "decoder": "lm_head.decoder",
-    "bias": "lm_head.bias",
-}
+# The head of a language model: the names in the files of its dense layer, its normalization, its matrix to the vocabulary, which may be that of the
+# embeddings, and its bias.
+_BERT_WORDS = (
+    "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder", "cls.predictions.bias",
+)  # fmt: skip
+_ROBERTA_WORDS = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 WORD_HEADS = {
-    "bert": BERT_WORDS,
-    "roberta": ROBERTA_WORDS,
-    "xlm-roberta": ROBERTA_WORDS,
-    "mpnet": ROBERTA_WORDS,
-    "distilbert": {"dense": "vocab_transform", "norm": "vocab_layer_norm", "decoder": "vocab_projector", "bias": "vocab_projector.bias"},
-    "deberta-v2": BERT_WORDS,
-    "albert": {
-        "dense": "predictions.dense", "norm": "predictions.LayerNorm", "decoder": "predictions.decoder", "bias": "predictions.bias",
-    },
-    "electra": {
-        "dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm", "decoder": "generator_lm_head",
-        "bias": "generator_lm_head.bias",
-    },
-    "modernbert": {"dense": "head.dense", "norm": "head.norm", "decoder": "decoder", "bias": "decoder.bias"},
+    "bert": _BERT_WORDS,
+    "roberta": _ROBERTA_WORDS,
+    "xlm-roberta": _ROBERTA_WORDS,
+    "mpnet": _ROBERTA_WORDS,
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    "deberta-v2": _BERT_WORDS,
+    "albert": ("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
+    "electra": (
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias",
+    ),
+    "modernbert": ("head.dense", "head.norm", "decoder", "decoder.bias"),
 }  # fmt: skip
 
 
@@ -225,15 +215,16 @@ def _word_head(
     config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None
 ) -> WordHead | None:
     names = WORD_HEADS.get(architecture.family)
-    if names is None or store.stored.outside(f"{names['dense']}.weight") is None:
+    if names is None or store.stored.outside(f"{names[0]}.weight") is None:
         return None
+    *layers, own_bias = names
     wanted = {
-        f"{part}.{kind}": f"{names[part]}.{kind}"
-        for part in ("dense", "norm", "decoder")
+        f"{part}.{kind}": f"{name}.{kind}"
+        for part, name in zip(("dense", "norm", "decoder"), layers, strict=True)
         for kind in ("weight", "bias")
     }
     found = {here: store.stored.outside(name) for here, name in wanted.items()}
-    found["decoder.bias"] = found["decoder.bias"] or store.stored.outside(names["bias"])
+    found["decoder.bias"] = found["decoder.bias"] or store.stored.outside(own_bias)
     found["decoder.weight"] = found["decoder.weight"] or store.stored.words()
     weights = {here: store.files[name][name] for here, name in found.items() if name is not None}
     hidden, words = architecture.hidden_size, architecture.vocab_size

@@ -140,11 +140,20 @@ class ModelLayout:
     reads: tuple[Path, int] | None = None
 
 
+# Which modules may follow one another: for each step on the way of a text the kinds of the next module, with the step that they lead to. A Dropout has no
+# effect after training.
+_STEPS: Mapping[str, Mapping[str, str]] = {
+    "network": {"Dropout": "network", "Pooling": "texts"},
+    "texts": {"Dropout": "texts", "Dense": "texts", "Normalize": "end"},
+    "tokens": {"Dense": "tokens", MASK_MODULE: "tokens", "Normalize": "end"},  # of late interaction
+    "end": {},
+}
+
+
 def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
     """Read modules.json and the folders that it names. A directory without modules.json holds a network alone.
 
-    Of a Router the modules of the route `router` count, None for its default. The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize;
-    or without a Pooling those of late interaction; a Dropout is skipped. Raises
+    Of a Router the modules of the route `router` count, None for its default. The modules must be a Transformer, and what _STEPS lets follow. Raises
     SettingsError naming the file and the module for any other sequence, and the file, key and rule for a broken file.
     """
     if not directory.is_dir():
@@ -157,41 +166,23 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         return _sparse_layout(directory, network_path, directory / rest[0][0])
     if first == "Transformer" and [kind for _, kind in rest] == ["LogitScore"]:
         return _answering_layout(directory, network_path, read_document(directory / rest[0][0] / CONFIG))
-    static = first == STATIC_MODULE
-    if first != "Transformer" and not static:
-        raise _unknown(directory, first, "must begin with a Transformer or a StaticEmbedding")
-    late = (
-        bool(rest)
-        and rest[0][1] in ("Dense", MASK_MODULE)
-        and {kind for _, kind in rest} <= {"Dense", "Normalize", MASK_MODULE}
-    )
-    network, normalize = directory / network_path, False
+    late = _check_order(directory, [kind for _, kind in modules]) == "tokens"
+    network, static = directory / network_path, first == STATIC_MODULE
     pooled: tuple[Pooling, ...] | None = (Pooling.MEAN,) if static else None
     reads: tuple[Path, int] | None = None
     dense: list[Dense] = []
     files: list[Path] = [directory / MODULES]
     for path, kind in rest:
-        folder = directory / path
-        if normalize:
-            raise _unknown(directory, kind, "must not come behind a Normalize")
-        if kind == "Pooling" and pooled is None:
-            pooling = read_document(folder / "config.json")
+        if kind in ("Pooling", "Dense", MASK_MODULE):
+            files.append(directory / path / CONFIG)
+        if kind == "Pooling":
+            pooling = read_document(directory / path / CONFIG)
             pooled, reads = _poolings(pooling), _stated_size(pooling)
-            files.append(folder / "config.json")
-        elif kind == "Dense" and (pooled is not None or late):
-            layer, path_of_weights = _dense(
-                folder, allow_pickle, ("sentence_embedding", "token_embeddings") if late else ("sentence_embedding",)
-            )
+        elif kind == "Dense":
+            inputs = ("sentence_embedding", "token_embeddings")[: 1 + late]
+            layer, path_of_weights = _dense(directory / path, allow_pickle, inputs)
             dense.append(layer)
-            files += [folder / "config.json", path_of_weights]
-        elif kind == "Normalize" and (pooled is not None or late):
-            normalize = True
-        elif kind == MASK_MODULE and late:
-            files.append(folder / CONFIG)
-        elif kind != "Dropout":  # has no effect after training
-            raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
-    if pooled is None and not late:
-        raise _unknown(directory, first, "must be followed by a Pooling, or by a Dense for token vectors")
+            files.append(path_of_weights)
     max_length, lowercase = _text_settings(network)
     prompts, default, dimensions = _encoding_settings(directory)
     interaction = _late_interaction(directory, network, rest, prompts) if late else None
@@ -199,10 +190,27 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         prompts |= {"query": interaction.query, "document": interaction.document}
         files += [path for path in (directory / ENCODING_SETTINGS, network / TEXT_SETTINGS[0]) if path.is_file()]
     return ModelLayout(
-        network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files),
-        similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction, static=static,
+        network, pooled, rest[-1][1] == "Normalize" if rest else False, tuple(dense), max_length, lowercase, prompts, default, dimensions,
+        tuple(files), similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction, static=static,
         reads=reads,
     )  # fmt: skip
+
+
+def _check_order(directory: Path, kinds: Sequence[str]) -> str:
+    """Return the step of _STEPS at which the modules behind the network begin. Raises SettingsError for a module that cannot stand where it does."""
+    first, *rest = kinds
+    if first not in ("Transformer", STATIC_MODULE):
+        raise _unknown(directory, first, "must begin with a Transformer or a StaticEmbedding")
+    is_late = rest[:1] in (["Dense"], [MASK_MODULE]) and set(rest) <= _STEPS["tokens"].keys()
+    begin = step = "tokens" if is_late else "texts" if first == STATIC_MODULE else "network"
+    for kind in rest:
+        if kind not in _STEPS[step]:
+            rule = "must be Transformer, Pooling, Dense or Normalize, in this order"
+            raise _unknown(directory, kind, "must not come behind a Normalize" if step == "end" else rule)
+        step = _STEPS[step][kind]
+    if step == "network":
+        raise _unknown(directory, first, "must be followed by a Pooling, or by a Dense for token vectors")
+    return begin
 
 
 def _bare_layout(directory: Path) -> ModelLayout:

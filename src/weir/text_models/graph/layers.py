@@ -116,6 +116,8 @@ class EncoderLayers:
     added. `device` is "cpu" or "cuda". `computed` is 1 for each token that has a value, int32 [batch, length]; "": for those that others attend to.
     """
 
+    _may_fuse = True  # whether onnxruntime's fused operators compute these layers on a GPU
+
     def __init__(
         self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
         device: str, positions: bool, computed: str = "",
@@ -124,13 +126,19 @@ class EncoderLayers:
         self._numbers = numbers
         self._architecture = architecture
         self._weights = weights
-        self._fused = device == "cuda"
+        self._fused = self._may_fuse and device == "cuda"
         self._positions = positions
+        self._fills_up = bool(computed)  # there are tokens to which no token attends, but which have a value
+        self._masks: dict[int, str] = {}
+        self._seeing: dict[int, str] = {}
+        self._rows_of_distances: list[str] = []
+        self._turns: dict[Any, list[str]] = {}
         self._last_norm = ""
         self._ids = assembly.input("ids", "int32", ("batch", "length"))
         self._mask = assembly.input("mask", "int32", ("batch", "length"))
+        on_gpu = device == "cuda"
         self.rows = (
-            PaddedRows(assembly, self._ids) if self._fused else PackedRows(assembly, self._ids, computed or self._mask)
+            PaddedRows(assembly, self._ids) if on_gpu else PackedRows(assembly, self._ids, computed or self._mask)
         )
         self.value = self._embed()
         self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
@@ -328,19 +336,7 @@ class GeneralLayers(EncoderLayers):
     """Adds an encoder whose layers differ from those of BERT: rotary positions, near attention, gated feed-forward layers, normalization before them,
     fewer heads of keys and values, causal attention."""
 
-    def __init__(
-        self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
-        device: str, positions: bool, computed: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(
-            assembly, numbers, architecture, weights, device=device, positions=positions, computed=computed
-        )
-        self._fused = False
-        self._fills_up = bool(computed)  # there are tokens to which no token attends, but which have a value
-        self._masks: dict[int, str] = {}
-        self._seeing: dict[int, str] = {}
-        self._rows_of_distances: list[str] = []
-        self._turns: dict[Any, list[str]] = {}
+    _may_fuse = False
 
     def add_layer(self, index: int) -> str:
         """Add the layer with this index, from 0, and return its output."""
