@@ -490,8 +490,7 @@ class AsgiInference:
         if body is None:
             return
         size = len(body)
-        begin = self._open if head.stream else self._respond
-        work = begin(exchange, protocol, head, body)
+        work = self._respond(exchange, protocol, head, body)
         del body  # only the protocol refers to it now, and frees it as soon as it has been parsed
         try:
             answer = await unless_left(work, call.receive)
@@ -506,32 +505,24 @@ class AsgiInference:
 
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
-    ) -> HttpResponse:
-        """Return the response to a request, also for an error."""
+    ) -> HttpResponse | EventSource:
+        """Return the response to a request, also for an error, or the stream of events."""
         try:
             if head.coding:
-                body = await self._unpacked(exchange, head, body)
+                body = await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
+            if head.stream:
+                return await protocol.stream(exchange, head, body)
             answer = await protocol.answer(exchange, head, body)
             if head.accept_coding and len(answer.body) > self._settings.compress_above:
                 answer = await compressed_off_loop(answer, head.accept_coding)
             exchange.charge_answer(len(answer.body))
+            return answer
         except Exception as error:
-            return _error_answer(exchange, protocol, error)
-        return answer
-
-    async def _open(
-        self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
-    ) -> HttpResponse | EventSource:
-        """Return the stream of events for a request, or the response that refuses it."""
-        try:
-            if head.coding:
-                body = await self._unpacked(exchange, head, body)
-            return await protocol.stream(exchange, head, body)
-        except Exception as error:
-            return _error_answer(exchange, protocol, error)
-
-    async def _unpacked(self, exchange: Exchange, head: HttpRequestHead, body: bytes) -> bytes:
-        return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
+            if isinstance(error, WeirError):
+                exchange.refused(error)
+            else:
+                _log.error("a response of %s cannot be written", exchange.service.facts.name, exc_info=error)
+            return protocol.error_answer(error, exchange.service)
 
     async def _send_events(
         self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, call: AsgiCall
@@ -541,14 +532,6 @@ class AsgiInference:
             events = EventStream(source, refusal, call, self._settings.stream_keep_alive)
             await events.run()
         exchange.transferred(received_bytes, events.sent_bytes)
-
-
-def _error_answer(exchange: Exchange, protocol: HttpProtocol, error: Exception) -> HttpResponse:
-    if isinstance(error, WeirError):
-        exchange.refused(error)
-    else:
-        _log.error("a response of %s cannot be written", exchange.service.facts.name, exc_info=error)
-    return protocol.error_answer(error, exchange.service)
 
 
 ANY = "*"  # all methods that no other endpoint of the path has
