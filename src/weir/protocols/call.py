@@ -50,9 +50,7 @@ class InferenceCall:
         self.exchange: Exchange | None = None
         self.over = False
         self._claim: Claim | None = None
-        self._stop: Callable[[], object] | None = (
-            None  # what is under way; returns False if its end will still be reported
-        )
+        self._stop: Stop | None = None  # what is under way
 
     # What a channel adds.
 
