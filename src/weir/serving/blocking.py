@@ -431,18 +431,12 @@ class BlockingService:
     def state(self) -> dict[str, Any]:
         """Return the state of the service as a JSON-able dict. See Service.state."""
 
-        async def state() -> dict[str, Any]:
-            return self.service.state()
-
-        return self._running().run(state())
+        return self._running().run(self._called(self.service.state))
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy decides and what was measured under it, as a JSON-able dict. See Service.explain_policy."""
 
-        async def explain_policy() -> dict[str, Any]:
-            return self.service.explain_policy()
-
-        return self._running().run(explain_policy())
+        return self._running().run(self._called(self.service.explain_policy))
 
     def set_prices(self, /, **changes: Any) -> dict[str, Any]:
         """Solve the policy for other weights; return its explanation once it is in use. See Service.set_prices."""
@@ -451,6 +445,9 @@ class BlockingService:
     def deep_health(self) -> ModelHealth:
         """Run the model's examples and return their results. See Service.deep_health."""
         return self._running().run(self.service.deep_health())
+
+    async def _called(self, read: Callable[[], T]) -> T:
+        return read()
 
     def _submit(self, item: Any, options: CallKeywords) -> ThreadCall:
         background, service = self._running(), self.service

@@ -373,7 +373,7 @@ class Generation:
 
     def _alone(self) -> AbstractAsyncContextManager[None]:
         """Return what keeps other models from adding or removing workers meanwhile."""
-        return nullcontext() if self._shared is None else self._shared.resizing
+        return nullcontext() if self._shared is None else self._shared.pool.resizing
 
     def _resized(self, by: int) -> None:
         if self._shared is None:
@@ -389,7 +389,7 @@ class Generation:
     @property
     def workers(self) -> WorkerSettings:
         """The settings of the workers; their field `workers` is the present number of workers, or its range as a text."""
-        added = 0 if self._shared is None else self._shared.added
+        added = 0 if self._shared is None else self._shared.pool.added
         return replace(self._workers, workers=self._workers.first_workers + added) if added else self._workers
 
     @property
@@ -471,12 +471,40 @@ class Generation:
         return {key: value if isinstance(value, JSON_TYPES) else repr(value) for key, value in merged.items()}
 
     def explain_policy(self, name: str) -> dict[str, Any]:
-        """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
-        names = self._workers.kind_names
-        explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner, names)
-        if (turns := self.driver.turns) is not None:
-            explained["device"] = (explained["device"] or {}) | turns.explain()
-        return explained | {"scaling": None if self.scaler is None else self.scaler.explain()}
+        """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict. What is unknown is None.
+
+        Rates are in rows per second and times in the unit of their names. `measured` covers its last `seconds`; its power
+        assumes that batches take the energy of the profile.
+        """
+        policy, batcher, reading = self.batching.policy, self.driver.batcher, self.window.read()
+        recent, turns = batcher.recent, self.driver.turns
+        document: dict[str, Any] = {
+            "model": name,
+            "policy": policy if isinstance(policy, str) else repr(policy),
+            "rate": reading.rate,
+            "capacity": None,
+            "table": {"index": None, "rate": None, "limit": recent[-1]["limit"] if recent else None},
+            "prices": None,
+            "objective": None,
+            "workers": batcher.workers,
+            "predicted": {"response_time_ms": None, "p99_ms": None, "power_w": None, "cost": None},
+            "measured": _measured(reading),
+            "profile": None,
+            "drift": None,
+            "device": None,
+            "kinds": None,
+            "solved": None,
+            "learning": False,
+            "scaling": None if self.scaler is None else self.scaler.explain(),
+        }
+        if self.tuner is not None:
+            document |= _solved(self.tuner, reading, batcher.workers)
+        if batcher.kinds is not None:
+            workers = by_kind(self._workers.kind_names, batcher.kinds)
+            document["kinds"] = (document["kinds"] or {}) | {"workers": workers}
+        if turns is not None:
+            document["device"] = (document["device"] or {}) | turns.explain()
+        return document
 
 
 def summary(explained: dict[str, Any]) -> dict[str, Any]:
@@ -494,54 +522,6 @@ def summary(explained: dict[str, Any]) -> dict[str, Any]:
         "failed_resolves": 0 if solved is None else solved["failures"],
         "drift": None if explained["drift"] is None else explained["drift"]["factor"],
     }
-
-
-def explain_policy(
-    model: str,
-    policy: Any,
-    batcher: Batcher,
-    measured: RollingWindow,
-    tuner: "PolicyTuner | None" = None,
-    kind_names: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return the report of a policy as a JSON-able dict. What is unknown is None.
-
-    Rates are in rows per second and times in the unit of their names. `measured` covers its last `seconds`; its power
-    assumes that batches take the energy of the profile.
-
-    Args:
-        model: the label of the model.
-        policy: the value of the setting.
-        batcher: which the policy decides for.
-        measured: the recent batches.
-        tuner: keeps the tables, if the policy is a solved one.
-        kind_names: the names of the kinds of workers, by number.
-    """
-    reading = measured.read()
-    recent = batcher.recent
-    document: dict[str, Any] = {
-        "model": model,
-        "policy": policy if isinstance(policy, str) else repr(policy),
-        "rate": reading.rate,
-        "capacity": None,
-        "table": {"index": None, "rate": None, "limit": recent[-1]["limit"] if recent else None},
-        "prices": None,
-        "objective": None,
-        "workers": batcher.workers,
-        "predicted": {"response_time_ms": None, "p99_ms": None, "power_w": None, "cost": None},
-        "measured": _measured(reading),
-        "profile": None,
-        "drift": None,
-        "device": None,
-        "kinds": None,
-        "solved": None,
-        "learning": False,
-    }
-    if tuner is not None:
-        document |= _solved(tuner, reading, batcher.workers)
-    if batcher.kinds is not None:
-        document["kinds"] = (document["kinds"] or {}) | {"workers": by_kind(kind_names, batcher.kinds)}
-    return document
 
 
 def by_kind(names: Sequence[str], kinds: WorkerKinds | None) -> list[dict[str, Any]]:

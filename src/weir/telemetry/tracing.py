@@ -66,7 +66,7 @@ class Tracing(SilentObserver):
         self._resource = provider.resource
         self.enabled = not isinstance(provider.get_tracer(_SCOPE.name, _SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
         self._random = random.Random()
-        self._batches: dict[tuple[str, int], tuple[SpanContext, Dispatch, list[Trace]]] = {}
+        self._batches: dict[tuple[str, int], _TracedBatch] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ class Tracing(SilentObserver):
                 trace.dispatched = dispatch.at
         if len(self._batches) >= _MOST_BATCHES:
             del self._batches[next(iter(self._batches))]
-        self._batches[model, dispatch.batch_id] = context, dispatch, traces
+        self._batches[model, dispatch.batch_id] = _TracedBatch(context, dispatch, traces)
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Make the spans of requests that had their end at `now` (seconds)."""
@@ -141,19 +141,18 @@ class Tracing(SilentObserver):
         """Make the span of a batch that came back at `now` (seconds)."""
         found = self._batches.pop((model, dispatch.batch_id), None)
         if found is not None:
-            context, _, traces = found
             steps = {f"weir.{step}_seconds": seconds for step, seconds in timing._asdict().items()}
-            self._batch(model, context, dispatch, traces, now, steps, Status())
+            self._batch(model, found, now, steps, Status())
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """Make the spans of batches that were lost with their worker."""
         if state not in ("lost", "stopped", "failed"):
             return
-        for key, (context, dispatch, traces) in list(self._batches.items()):
-            if key[0] == model and dispatch.worker == worker:
+        for key, lost in list(self._batches.items()):
+            if key[0] == model and lost.dispatch.worker == worker:
                 del self._batches[key]
                 status = Status(StatusCode.ERROR, f"worker {state}: {reason}")
-                self._batch(model, context, dispatch, traces, dispatch.at, {}, status)
+                self._batch(model, lost, lost.dispatch.at, {}, status)
 
     # Spans that other parts request.
 
@@ -214,16 +213,8 @@ class Tracing(SilentObserver):
         self._end(name, own, parent, kind, interval, attributes=attributes, links=links, status=_status(error))
         return own
 
-    def _batch(
-        self,
-        model: str,
-        context: SpanContext,
-        dispatch: Dispatch,
-        traces: list[Trace],
-        now: float,
-        steps: dict[str, float],
-        status: Status,
-    ) -> None:
+    def _batch(self, model: str, batch: "_TracedBatch", now: float, steps: dict[str, float], status: Status) -> None:
+        context, dispatch, traces = batch
         attributes = {
             "weir.model": model,
             "weir.rows": dispatch.rows,
@@ -261,6 +252,14 @@ class Tracing(SilentObserver):
             start_time=start, end_time=end, **more,
         )  # fmt: skip
         self._processor.on_end(span)
+
+
+class _TracedBatch(NamedTuple):
+    """A batch that runs: the context of its span, and the traces of its requests."""
+
+    context: SpanContext
+    dispatch: Dispatch
+    traces: list[Trace]
 
 
 class _Interval(NamedTuple):

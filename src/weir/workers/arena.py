@@ -341,7 +341,12 @@ class BatchPlaces:
             self.blocks.append(payload)
             return payload.offset, payload.view.nbytes
         raw = memoryview(payload.view if isinstance(payload, SharedBlock) else payload).cast("B")
-        return self._found(raw) or self._copied(raw)
+        placed = find_array(self._arena, raw) or copied(self._arena, raw)
+        if placed is None:
+            return None
+        block, offset = placed
+        self.blocks.append(block)
+        return offset, raw.nbytes
 
     def take_back(self, ref: Ref) -> None:
         """Release the block that `place` put at `ref`, or retained there."""
@@ -352,23 +357,6 @@ class BatchPlaces:
         """Release all blocks."""
         while self.blocks:
             self.blocks.pop().release()
-
-    def _found(self, raw: memoryview) -> Ref | None:
-        found = find_array(self._arena, raw)
-        if found is None:
-            return None
-        block, offset = found
-        block.retain()
-        self.blocks.append(block)
-        return offset, raw.nbytes
-
-    def _copied(self, raw: memoryview) -> Ref | None:
-        block = self._arena.reserve(raw.nbytes)
-        if block is None:
-            return None
-        block.view[:] = raw
-        self.blocks.append(block)
-        return block.offset, raw.nbytes
 
 
 class ResultFetch:
@@ -411,12 +399,25 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
 
 
 def find_array(arena: Arena, raw: memoryview) -> tuple[SharedBlock, int] | None:
-    """Return the place in `arena` that holds the array whose memory is `raw`, and where the array begins; None if it is not in the arena."""
+    """Return the place in `arena` that holds the array whose memory is `raw`, with one more owner, and where the array begins; None if it is not in
+    the arena."""
     array: Any = raw.obj
     if getattr(array, "nbytes", None) != raw.nbytes:
         return None  # it is a part of an array: its address is unknown
     interface = getattr(array, "__array_interface__", None)
-    return None if interface is None else arena.find(interface["data"][0], raw.nbytes)
+    found = None if interface is None else arena.find(interface["data"][0], raw.nbytes)
+    if found is not None:
+        found[0].retain()
+    return found
+
+
+def copied(arena: Arena, raw: memoryview) -> tuple[SharedBlock, int] | None:
+    """Return a new place in `arena` with a copy of `raw`, and where it begins; None if there is no room for it."""
+    block = arena.reserve(raw.nbytes)
+    if block is None:
+        return None
+    block.view[:] = raw
+    return block, block.offset
 
 
 class ResultPlaces:
@@ -434,16 +435,8 @@ class ResultPlaces:
         """Return where `payload` lies in the arena now; None if there is no room for it."""
         raw = memoryview(payload).cast("B")
         with self._lock:
-            found = find_array(self._arena, raw) if self._open else None
-            if found is not None:
-                block, offset = found
-                block.retain()
-                return offset, raw.nbytes
-            reserved = self._arena.reserve(raw.nbytes)
-        if reserved is None:
-            return None
-        reserved.view[:] = raw
-        return reserved.offset, raw.nbytes
+            placed = (find_array(self._arena, raw) if self._open else None) or copied(self._arena, raw)
+        return None if placed is None else (placed[1], raw.nbytes)
 
     def take_back(self, ref: Ref) -> None:
         """Release the block that `place` put at `ref`, or retained there."""

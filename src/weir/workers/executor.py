@@ -183,20 +183,24 @@ def make_executor(
     return make(model, params, settings, name=name, max_batch_size=max_batch_size)
 
 
+class WorkerPool(Protocol):
+    """What has the workers that several models share.
+
+    Attributes:
+        added: how many workers there are beyond those of the settings, whichever model they were added for; less than 0 after as many were removed.
+        resizing: is held while a worker is added or removed for any of the models.
+    """
+
+    added: int
+    resizing: asyncio.Lock
+
+
 class SharesWorkers(Protocol):
     """The part of one model in workers that run batches of other models too."""
 
     @property
-    def pool(self) -> object:
+    def pool(self) -> WorkerPool:
         """What has the workers."""
-
-    @property
-    def added(self) -> int:
-        """How many workers there are beyond those of the settings, whichever model they were added for; less than 0 after as many were removed."""
-
-    @property
-    def resizing(self) -> asyncio.Lock:
-        """Held while a worker is added or removed for any of the models."""
 
     def join(self, user: WorkerUser, order: SharedWorkers[Any] | None) -> None:
         """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start.

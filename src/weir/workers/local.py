@@ -223,20 +223,15 @@ class WorkerThread:
     thread schedules callbacks.
     """
 
-    def __init__(
-        self, index: int, model: RunnableModel, settings: WorkerSettings, *, listener: Listener, hang_grace: float,
-        hung: Callable[[], None], shared: SharedLoad | None = None, turns: Turns | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, index: int, host: "ThreadExecutor", listener: Listener) -> None:
+        settings, turns = host.settings, host.turns
         self.hangs = False  # `predict` has not returned for `hang_grace` seconds after its limit
-        self._hang_grace = hang_grace
-        self._hung = hung
+        self._host = host
         self._hanging: asyncio.TimerHandle | None = None
         self.state = LocalState(index)
-        self._name = name = model.label
+        self._name = name = host.model.label
         self._places = settings.pipeline_depth
         self._cpus: list[int] = for_worker(settings.cpu_affinity, index) or unpinned()
-        self._model = model
-        self._shared = shared
         self._runner: Runner
         self._listener = listener
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -305,11 +300,11 @@ class WorkerThread:
             "worker is back when it returns"
         )
         self._listener.worker_lost(self.state.index, self.state.reason)
-        self._hanging = self._loop.call_later(self._hang_grace, self._hang)
+        self._hanging = self._loop.call_later(self._host.hang_grace, self._hang)
 
     def _hang(self) -> None:
         self.hangs = True
-        self._hung()
+        self._host.hung()
 
     def _stop_waiting(self) -> None:
         self.hangs = False
@@ -368,8 +363,8 @@ class WorkerThread:
         try:
             if self._cpus:
                 os.sched_setaffinity(0, self._cpus)  # of this thread
-            shared = None if self._shared is None else self._shared.copy()
-            self._runner = Runner(self._model, self.state.index, fatal=(), shared=shared)
+            shared = None if self._host.shared is None else self._host.shared.copy()
+            self._runner = Runner(self._host.model, self.state.index, fatal=(), shared=shared)
             for wanted in self._runner.starting():
                 if self._turn.is_needed:
                     self._take_turn(wanted=wanted)
@@ -452,13 +447,13 @@ class ThreadExecutor(ExecutorBase):
         self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int,
         stop_grace: float = STOP_GRACE, hang_grace: float = HANG_GRACE,
     ) -> None:  # fmt: skip
-        self._model = RunnableModel(model, params, max_batch_size, settings.retry_in_halves, name)
-        self._settings = settings
+        self.model = RunnableModel(model, params, max_batch_size, settings.retry_in_halves, name)
+        self.settings = settings
+        self.hang_grace = hang_grace
+        self.shared = SharedLoad(self.model) if overrides(model, "load_shared") else None
+        self.turns: Turns | None = None
         self._name = name
         self._stop_grace = stop_grace
-        self._hang_grace = hang_grace
-        self._shared = SharedLoad(self._model) if overrides(model, "load_shared") else None
-        self._turns: Turns | None = None
         self._workers: dict[int, WorkerThread] = {}  # by index
         self._listener: Listener
 
@@ -469,7 +464,7 @@ class ThreadExecutor(ExecutorBase):
 
     def warm_up_in(self, turns: Turns) -> None:
         """See Capabilities."""
-        self._turns = turns
+        self.turns = turns
 
     async def start(self, listener: Listener) -> None:
         """Load and warm up all instances at once, each in its thread.
@@ -477,16 +472,16 @@ class ThreadExecutor(ExecutorBase):
         Raises ModelError when one raises or takes longer than `start_timeout`, SettingsError for a setting that needs a process. Nothing is left
         running then, except a thread that is still inside the model's code.
         """
-        refuse_settings(self._settings, ("env", "threads"))
+        refuse_settings(self.settings, ("env", "threads"))
         self._listener = listener
-        self._workers = {index: self._make_worker(index) for index in range(self._settings.first_workers)}
+        workers = range(self.settings.first_workers)
+        self._workers = {index: WorkerThread(index, self, listener) for index in workers}
         await self._load(list(self._workers.values()))
 
     async def add_worker(self) -> None:
         """Load and warm up one more instance. Raises what `start` raises; the others go on."""
-        worker = self._make_worker(free_index(self._workers))
-        index = worker.state.index
-        self._workers[index] = worker
+        index = free_index(self._workers)
+        worker = self._workers[index] = WorkerThread(index, self, self._listener)
         try:
             await self._load([worker])
         except BaseException:
@@ -501,19 +496,8 @@ class ThreadExecutor(ExecutorBase):
         finally:
             del self._workers[index]
 
-    def _make_worker(self, index: int) -> WorkerThread:
-        return WorkerThread(
-            index,
-            self._model,
-            self._settings,
-            listener=self._listener,
-            hang_grace=self._hang_grace,
-            hung=self._hung,
-            shared=self._shared,
-            turns=self._turns,
-        )
-
-    def _hung(self) -> None:
+    def hung(self) -> None:
+        """Note that a worker hangs: the model is unavailable while all do."""
         workers = list(self._workers.values())
         if all(worker.hangs for worker in workers):
             self._listener.unavailable(f"each worker of {self._name!r} hangs: {workers[0].state.reason}")
@@ -527,7 +511,7 @@ class ThreadExecutor(ExecutorBase):
                 load.cancel()
             await _end(workers, self._stop_grace if isinstance(error, ModelError) else 0.0)
             if isinstance(error, TimeoutError):
-                limit = self._settings.start_timeout
+                limit = self.settings.start_timeout
                 raise ModelError(f"{self._name!r} did not load within start_timeout={limit} seconds") from None
             raise
         for worker in workers:

@@ -150,14 +150,7 @@ def _each(column: str | list[str], count: int) -> list[str]:
 class RemoteWorker:
     """The server's side of one connection of a worker. Its public attributes are those of WorkerState."""
 
-    def __init__(
-        self,
-        end: socket.socket,
-        host: "ExternalExecutor",
-        salt: int,
-        predict_timeout: float | None,
-        max_body_bytes: int,
-    ) -> None:
+    def __init__(self, end: socket.socket, host: "ExternalExecutor") -> None:
         loop = asyncio.get_running_loop()
         self.index = -1
         self.state = "starting"
@@ -165,14 +158,12 @@ class RemoteWorker:
         self.restarts = 0
         self.reason = ""
         self._host = host
-        self._salt = salt
         self._batch: LockstepBatch | None = None
         self._began = 0.0
-        self._limit = TimeLimit(loop, predict_timeout, self._too_long)
-        self._predict_timeout = predict_timeout
+        self._limit = TimeLimit(loop, host.settings.predict_timeout, self._too_long)
         self._greeting = loop.call_later(GREETING, self.leave, f"it did not request work within {GREETING:g} s")
         self._loop = loop
-        self._channel: Channel[bytes] = Channel(end, LockstepParser(max_body_bytes), self._received, self.leave)
+        self._channel: Channel[bytes] = Channel(end, LockstepParser(host.max_body_bytes), self._received, self.leave)
         self._channel.open(loop)
 
     @property
@@ -186,7 +177,7 @@ class RemoteWorker:
             raise RuntimeError(
                 f"external worker {self.index} was given a batch while {self.state}. This is a bug in Weir"
             )
-        self._batch = work = LockstepBatch(batch, self._salt)
+        self._batch = work = LockstepBatch(batch, self._host.salt)
         self._began = time.perf_counter()
         if work.ids:
             self._limit.begin()
@@ -233,7 +224,8 @@ class RemoteWorker:
         work = self._batch
         self._channel.receive_rest()  # what has arrived was in time
         if self._batch is work and work is not None:
-            self.leave(f"it was cut off because a batch ran longer than predict_timeout={self._predict_timeout}")
+            seconds = self._host.settings.predict_timeout
+            self.leave(f"it was cut off because a batch ran longer than predict_timeout={seconds}")
 
 
 def _pid(end: socket.socket) -> int | None:
@@ -379,10 +371,10 @@ class ExternalExecutor(ExecutorBase):
         refuse_settings(settings, ("env", "cpu_affinity", "threads"))
         if settings.pipeline_depth != 1:
             raise SettingsError(f"pipeline_depth={settings.pipeline_depth}: external workers take one batch at a time")
-        self._settings = settings
+        self.settings = settings
+        self.max_body_bytes = max_body_bytes
+        self.salt = secrets.randbits(32)
         self._name = name
-        self._max_body_bytes = max_body_bytes
-        self._salt = secrets.randbits(32)
         self._workers: list[RemoteWorker] = []  # by index, the last that had it
         self._greeting: set[RemoteWorker] = set()
         self._enough: asyncio.Future[None] | None = None
@@ -408,14 +400,14 @@ class ExternalExecutor(ExecutorBase):
         try:
             self._socket.open()
             logger.info("model %r waits for workers at %s", self._name, self.address)
-            async with asyncio.timeout(self._settings.start_timeout):
+            async with asyncio.timeout(self.settings.start_timeout):
                 await self._enough
         except TimeoutError:
             there = len(self._ready())
             await self.stop()
             raise ModelError(
-                f"{self._name}: {there} of workers={self._settings.first_workers} external workers attached to {self.address} within "
-                f"start_timeout={self._settings.start_timeout}"
+                f"{self._name}: {there} of workers={self.settings.first_workers} external workers attached to {self.address} within "
+                f"start_timeout={self.settings.start_timeout}"
             ) from None
         except BaseException:
             self._enough.cancel()
@@ -459,9 +451,7 @@ class ExternalExecutor(ExecutorBase):
         logger.info("worker %d of %r attached", free, self._name)
         if self._announcing:
             self._listener.worker_ready(free, 1)
-        elif (
-            self._enough is not None and not self._enough.done() and len(self._ready()) >= self._settings.first_workers
-        ):
+        elif self._enough is not None and not self._enough.done() and len(self._ready()) >= self.settings.first_workers:
             self._enough.set_result(None)
 
     def answered(self, worker: RemoteWorker, events: Events) -> None:
@@ -485,7 +475,7 @@ class ExternalExecutor(ExecutorBase):
             logger.warning("model %r has %d external workers, which is the maximum", self._name, MAX_WORKERS)
             end.close()
             return
-        self._greeting.add(RemoteWorker(end, self, self._salt, self._settings.predict_timeout, self._max_body_bytes))
+        self._greeting.add(RemoteWorker(end, self))
 
     def _ready(self) -> list[RemoteWorker]:
         return [worker for worker in self._workers if worker.state == "ready"]

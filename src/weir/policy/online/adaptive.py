@@ -30,7 +30,7 @@ from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
 from weir.policy.online.joint import DevicePolicy, UnevenPolicy
-from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
+from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands, end_of_wait
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.device import DeviceTable
@@ -618,11 +618,10 @@ class SolvedPolicy(PolicyBase):
 
 def wait_deadline(band: RateBand, rate: float, seen: Observation, early: float) -> float:
     """Return the instant, in seconds, at which a wait ends at `rate` rows per second: `early` seconds before the objective's last."""
-    oldest = seen.oldest_arrival
-    until = min(seen.last_arrival + SILENCE / rate, oldest + band.filling / rate)
+    until = end_of_wait(seen, rate, band.filling)
     if band.allowance is None:
         return until
-    return min(until, oldest + band.allowance[min(seen.waiting, band.largest)] - early)
+    return min(until, seen.oldest_arrival + band.allowance[min(seen.waiting, band.largest)] - early)
 
 
 # The policy `auto`: greedy until the server has measured the model and solved a bank.

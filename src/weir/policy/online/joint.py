@@ -23,7 +23,7 @@ import numpy as np
 from weir.messages import Reason
 from weir.policy.decision import Decision, KindState, Observation, PolicyBase
 from weir.policy.online.arrivals import Rate
-from weir.policy.online.rate import SILENCE, answers_of, filling_of
+from weir.policy.online.rate import answers_of, end_of_wait, filling_for, filling_of
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceTable
 from weir.policy.solve.tables import limit_of
@@ -50,7 +50,7 @@ class DevicePolicy(PolicyBase):
             return answer
         if not rate or waiting >= seen.max_batch_size:
             return _GREEDY.decide(seen)
-        until = min(seen.last_arrival + SILENCE / rate, seen.oldest_arrival + self._filling / rate)
+        until = end_of_wait(seen, rate, self._filling)
         if seen.now < until:
             return Decision(0, Reason.POLICY, until, self._limit)
         return Decision(waiting, Reason.POLICY, None, self._limit)
@@ -141,7 +141,7 @@ class UnevenPolicy(PolicyBase):
     def _wait_for_rows(self, first: Rows, rate: float, seen: Observation) -> Decision:
         """Wait for so many rows that the first kind, which is idle, starts; or until they are not expected any more."""
         limit, waiting = _limit(first), seen.waiting
-        until = min(seen.last_arrival + SILENCE / rate, seen.oldest_arrival + (_missing(first) + SILENCE) / rate)
+        until = end_of_wait(seen, rate, filling_for(float(limit or len(first))))
         if seen.now < until and waiting < seen.max_batch_size:
             return Decision(0, _POLICY, until, limit, self._numbers[0])
         return Decision(min(waiting, seen.max_batch_size), _POLICY, None, limit, self._numbers[0])
@@ -197,9 +197,3 @@ def _limit(table: Rows) -> int | None:
     """Return the least rows waiting with which `table` starts a batch; None if it never does."""
     starts = np.flatnonzero(table)
     return int(starts[0]) if len(starts) else None
-
-
-def _missing(table: Rows) -> float:
-    """Return for how many arrivals a wait of `table` is at most, as filling_of does."""
-    arrivals = float(_limit(table) or len(table))
-    return arrivals + sqrt(2.0 * arrivals * SILENCE)

@@ -9,7 +9,7 @@ import numpy as np
 
 from weir.messages import Reason
 from weir.policy.cost.objective import ROUNDING
-from weir.policy.decision import Decision
+from weir.policy.decision import Decision, Observation
 from weir.policy.online.admission import Admission, AdmissionGate, admission
 from weir.policy.solve.bank import HYSTERESIS, Bank, hysteresis
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of
@@ -213,12 +213,21 @@ def answers_of(table: Table, limit: int) -> Answers:
 
 
 def filling_of(table: Table) -> float:
-    """Return how long the oldest row waits at most for the queue to fill, in mean gaps between arrivals.
+    """Return how long the oldest row waits at most for the queue to fill, in mean gaps between arrivals: for the longest wait of `table`, shape
+    (states,)."""
+    return filling_for(int(np.flatnonzero(table == 0)[-1]))
 
-    The longest wait of `table`, shape (states,), is for k arrivals after the oldest row. They take longer than k +
-    sqrt(2·k·x) + x gaps with a probability of at most e^-x (a tail bound of the gamma distribution: Boucheron, Lugosi
-    and Massart, "Concentration Inequalities", 2013, section 2.4). So after that time they are not expected to come to
-    this queue.
+
+def filling_for(arrivals: float) -> float:
+    """Return how many mean gaps a wait for so many arrivals takes at most.
+
+    k arrivals take longer than k + sqrt(2·k·x) + x gaps with a probability of at most e^-x (a tail bound of the gamma distribution: Boucheron, Lugosi
+    and Massart, "Concentration Inequalities", 2013, section 2.4). So after that time they are not expected to come to this queue.
     """
-    arrivals = int(np.flatnonzero(table == 0)[-1])
     return arrivals + sqrt(2.0 * arrivals * SILENCE) + SILENCE
+
+
+def end_of_wait(seen: Observation, rate: float, filling: float) -> float:
+    """Return the instant at which a wait ends at `rate` rows per second: when the traffic has most likely stopped, or when the oldest row has waited for
+    `filling` mean gaps."""
+    return min(seen.last_arrival + SILENCE / rate, seen.oldest_arrival + filling / rate)

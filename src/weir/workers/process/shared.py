@@ -79,16 +79,6 @@ class PoolMember(ExecutorBase):
         """See SharesWorkers."""
         return self.pool.reserved(self, worker)
 
-    @property
-    def added(self) -> int:
-        """See SharesWorkers."""
-        return self.pool.added
-
-    @property
-    def resizing(self) -> asyncio.Lock:
-        """See SharesWorkers."""
-        return self.pool.resizing
-
     async def start(self, listener: Listener) -> None:
         """Start the workers with all models of the pool, unless they run; return when they have this model. Raises what ProcessPool.start raises."""
         self.listener, self.left = listener, False

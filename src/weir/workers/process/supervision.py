@@ -49,6 +49,8 @@ from weir.workers.timer import TimeLimit
 # Seconds after the end of its channel until a process that still runs is killed: it is of no use, but one that is just ending needs a moment.
 END_GRACE = 1.0
 
+TOO_LONG = "a batch ran longer than"
+
 logger = logging.getLogger("weir")
 GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of predict_timeout gets that time again, until it has run for as long
 
@@ -387,7 +389,7 @@ class SupervisedWorker:
         self._cpu_times = (0.0, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
-        self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
+        self._predict_limit = self._limit("predict_timeout", TOO_LONG)
         self._turn = HeldTurn(launch.turns, launch.index)
 
     @property
@@ -435,7 +437,8 @@ class SupervisedWorker:
             if places is not None:
                 places.release()
             raise
-        limit = self._own_limit(batch.batch_id) if self._launch.settings.worker_concurrency > 1 else None
+        has_own = self._launch.settings.worker_concurrency > 1
+        limit = self._limit("predict_timeout", TOO_LONG, batch.batch_id) if has_own else None
         if limit is not None or not self._batches:
             self._limit_predict(limit)
         self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places, limit)
@@ -654,17 +657,11 @@ class SupervisedWorker:
             self._timer.cancel()
             self._timer = None
 
-    def _limit(self, setting: str, what: str) -> TimeLimit:
-        """Return a limit of as many seconds as `setting` says, after which the process is killed because of `what`."""
+    def _limit(self, setting: str, what: str, batch_id: int | None = None) -> TimeLimit:
+        """Return a limit of as many seconds as `setting` says, after which the process is killed because of `what`; with a `batch_id`, one for that
+        batch, of several that run at once."""
         seconds = getattr(self._launch.settings, setting)
-        limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, f"{what} {setting}={seconds}"))
-        return limit
-
-    def _own_limit(self, batch_id: int) -> TimeLimit:
-        """Return a limit for one of several batches that run at once."""
-        seconds = self._launch.settings.predict_timeout
-        what = f"a batch ran longer than predict_timeout={seconds}"
-        limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, what, batch_id))
+        limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, f"{what} {setting}={seconds}", batch_id))
         return limit
 
     def _went_on(self, batch_id: int) -> None:

@@ -38,7 +38,7 @@ from weir.wire.frames import (
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import Channel
 from weir.workers.process.launch import Launch, Popen, python_path, start_process, when_gone
-from weir.workers.process.pool import STOP_GRACE, ProcessPool
+from weir.workers.process.pool import ProcessPool
 from weir.workers.process.supervision import ChannelWithResults, ChildListener
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import parse_target
@@ -466,18 +466,9 @@ class RayExecutor(ProcessPool):
         *,
         name: str,
         max_batch_size: int,
-        stop_grace: float = STOP_GRACE,
     ) -> None:
         if find_spec("ray") is None:
             raise SettingsError(f"executor='ray': Ray is not installed; {add_extra('ray')}")
         refuse_settings(settings, ("cpu_affinity",))
         spawner = RaySpawner(model, settings, name)
-        super().__init__(
-            model,
-            params,
-            settings,
-            name=name,
-            max_batch_size=max_batch_size,
-            stop_grace=stop_grace,
-            spawner=spawner,
-        )
+        super().__init__(model, params, settings, name=name, max_batch_size=max_batch_size, spawner=spawner)
