@@ -269,6 +269,13 @@ class Numbers:
             return self._assembly.add("FastGelu", out, *([missing] if missing else []), domain=FUSED)
         return self.activate(self._assembly.add("Add", out, missing) if missing else out, activation)
 
+    def stored_dense(
+        self, value: str, name: str, weights: Mapping[str, Array], stored: str, activation: str = "identity", ranges: Array | None = None
+    ) -> str:  # fmt: skip
+        """Return what `dense` does, with the weight and the bias that are called `stored` in `weights`; there may be no bias."""
+        weight, bias = weights[f"{stored}.weight"], weights.get(f"{stored}.bias")
+        return self.dense(value, name, weight, bias, activation, ranges)
+
     def activate(self, value: str, activation: str) -> str:
         """Return `value` after the activation with this name. Raises SettingsError if there is none."""
         if activation == "gelu":

@@ -32,7 +32,6 @@ from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
 from weir.text_models.recipe import dense_layers, dimensions_of, used_layers
 
 if TYPE_CHECKING:
-    from weir.text_models.checkpoint.families import Architecture
     from weir.text_models.checkpoint.heads import Dense, TokenHead, WordHead
     from weir.text_models.checkpoint.reading import Checkpoint
 
@@ -123,20 +122,14 @@ class OutputLayers:
     def words(self, rows: str, head: "WordHead") -> str:
         """Return the language model's number for each word of the vocabulary, of each row: [rows, words]."""
         weights = head.weights
-        out = self._numbers.dense(
-            rows, "words.dense", weights["dense.weight"], weights.get("dense.bias"), head.activation
-        )
+        out = self._numbers.stored_dense(rows, "words.dense", weights, "dense", head.activation)
         out = self._norm_by(out, "words.norm", weights, "norm")
-        return self._numbers.dense(
-            out, "words.decoder", weights["decoder.weight"], weights.get("decoder.bias"), "identity"
-        )
+        return self._numbers.stored_dense(out, "words.decoder", weights, "decoder")
 
     def on_tokens(self, rows: str, head: "TokenHead", name: str = "tokens") -> str:
         """Return a dense layer of each row, [rows, out], whose weights have names that begin with `name`."""
         if head.before is not None:
-            rows = self._numbers.dense(
-                rows, f"{name}.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
-            )
+            rows = self._numbers.stored_dense(rows, f"{name}.dense", head.before, "dense", "gelu")
             rows = self._norm_by(rows, f"{name}.norm", head.before, "norm")
         return self.dense(rows, head.layers, name)
 
@@ -391,8 +384,7 @@ class _Parts:
         if recipe.pooling in WITH_HEAD:
             return self._of_head(rows, recipe)
         value = rows if first_alone else self._encoder.rows.unpack(rows)
-        pooler = PoolingLayers(self._assembly, value, recipe.window)
-        value = _pooled(finisher, pooler, recipe, self._checkpoint.architecture)
+        value = self._pooled(PoolingLayers(self._assembly, value, recipe.window))
         value = finisher.dense(value, dense_layers(self._checkpoint, recipe))
         if recipe.dimensions is not None:
             value = finisher.cut(value, dimensions)
@@ -402,55 +394,43 @@ class _Parts:
 
     def _of_head(self, rows: str, recipe: Recipe) -> Output:
         """Return what a head makes of the network's output: [batch, words] for SPLADE, a number for yes or no, else [batch, length, size]."""
-        value, size = _of_head(self._assembly, self._encoder, self._finisher, rows, self._checkpoint, recipe)
-        of_text = recipe.pooling is Pooling.YES_NO or size == self._checkpoint.architecture.vocab_size
-        return Output(value, ("batch", size) if of_text else ("batch", "length", size))
+        assembly, finisher, unpack = self._assembly, self._finisher, self._encoder.rows.unpack
+        heads, pooling = self._checkpoint.heads, recipe.pooling
+        if pooling is Pooling.YES_NO:
+            last = PoolingLayers(assembly, unpack(rows), recipe.window).add(Pooling.SEP)
+            return Output(finisher.on_tokens(last, self._checkpoint.answers), ("batch", 1))
+        if pooling is Pooling.SPARSE and heads.weights is None:
+            assert heads.words is not None
+            numbers = PoolingLayers(assembly, unpack(finisher.words(rows, heads.words)), recipe.window)
+            return Output(numbers.terms(heads.words), ("batch", self._checkpoint.architecture.vocab_size))
+        head = {Pooling.SPARSE: heads.weights, Pooling.TOKENS: heads.tokens, Pooling.TOKEN_LOGITS: heads.labels}[
+            pooling
+        ]
+        assert head is not None
+        value, size = finisher.on_tokens(rows, head, pooling.value), len(head.weight)
+        if pooling is Pooling.SPARSE:
+            value = assembly.add("Relu", value)
+        if pooling is Pooling.TOKENS:
+            size = recipe.dimensions or size
+            value = finisher.normalize(finisher.cut(value, size))
+        counted = PoolingLayers(assembly, unpack(value), recipe.window).counted()
+        return Output(counted, ("batch", "length", size))
 
-
-def _of_head(
-    assembly: Assembly,
-    encoder: EncoderLayers,
-    finisher: OutputLayers,
-    rows: str,
-    checkpoint: "Checkpoint",
-    recipe: Recipe,
-) -> tuple[str, int]:
-    """Return what a head makes of the network's output, and the size of its last axis: [batch, words] for SPLADE, else [batch, length, size]."""
-    heads, pooling = checkpoint.heads, recipe.pooling
-    if pooling is Pooling.YES_NO:
-        last = PoolingLayers(assembly, encoder.rows.unpack(rows), recipe.window).add(Pooling.SEP)
-        return finisher.on_tokens(last, checkpoint.answers), 1
-    if pooling is Pooling.SPARSE and heads.weights is None:
-        assert heads.words is not None
-        numbers = encoder.rows.unpack(finisher.words(rows, heads.words))
-        return PoolingLayers(assembly, numbers, recipe.window).terms(heads.words), checkpoint.architecture.vocab_size
-    head = {Pooling.SPARSE: heads.weights, Pooling.TOKENS: heads.tokens, Pooling.TOKEN_LOGITS: heads.labels}[pooling]
-    assert head is not None
-    value, size = finisher.on_tokens(rows, head, pooling.value), len(head.weight)
-    if pooling is Pooling.SPARSE:
-        value = assembly.add("Relu", value)
-    if pooling is Pooling.TOKENS:
-        size = recipe.dimensions or size
-        value = finisher.normalize(finisher.cut(value, size))
-    return PoolingLayers(assembly, encoder.rows.unpack(value), recipe.window).counted(), size
-
-
-def _pooled(finisher: OutputLayers, pooler: PoolingLayers, recipe: Recipe, architecture: "Architecture") -> str:
-    if recipe.pooling not in OF_LAST_LAYER:
-        return pooler.add_all(recipe.poolings)
-    if recipe.pooling is Pooling.POOLER:
-        return finisher.pooler(pooler.first())
-    family = architecture.family
-    # The layer after the dense one is linear, so the mean of its outputs is that of the mean.
-    if architecture.classifier_reads is Pooling.NONE:
-        read = pooler.mean_of(finisher.own_layer(pooler.value, family))
-        return finisher.classifier(read, recipe.pooling, family, own=False)
-    read = (
-        pooler.add(architecture.classifier_reads)
-        if architecture.passed_over < 0
-        else pooler.last_but(architecture.passed_over)
-    )
-    return finisher.classifier(read, recipe.pooling, family)
+    def _pooled(self, pooler: PoolingLayers) -> str:
+        """Return the result of the recipe's poolings, or of the model's own pooler or classifier."""
+        recipe, finisher, architecture = self._recipe, self._finisher, self._checkpoint.architecture
+        if recipe.pooling not in OF_LAST_LAYER:
+            return pooler.add_all(recipe.poolings)
+        if recipe.pooling is Pooling.POOLER:
+            return finisher.pooler(pooler.first())
+        family = architecture.family
+        # The layer after the dense one is linear, so the mean of its outputs is that of the mean.
+        if architecture.classifier_reads is Pooling.NONE:
+            read = pooler.mean_of(finisher.own_layer(pooler.value, family))
+            return finisher.classifier(read, recipe.pooling, family, own=False)
+        passed_over = architecture.passed_over
+        read = pooler.add(architecture.classifier_reads) if passed_over < 0 else pooler.last_but(passed_over)
+        return finisher.classifier(read, recipe.pooling, family)
 
 
 def write(graph: Graph, folder: Path) -> Path:

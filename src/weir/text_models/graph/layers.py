@@ -172,9 +172,7 @@ class EncoderLayers:
             return value
         name = "embeddings.projection"
         self._last_norm = ""
-        return self._numbers.dense(
-            value, name, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"), "identity"
-        )
+        return self._numbers.stored_dense(value, name, self._weights, name)
 
     def _positions_and_type(self, has_table: bool) -> list[str]:
         """Return the embeddings of positions and of the only type for each row; nothing if they are zeros."""
@@ -248,9 +246,8 @@ class EncoderLayers:
 
     def _finish_layer(self, name: str, attended: str) -> str:
         self._add_and_normalize(attended, name + "output", name + "attention_norm")
-        weight, bias = self._weights[f"{name}up.weight"], self._weights[f"{name}up.bias"]
-        activation = self._architecture.activation
-        wide = self._numbers.dense(self.value, name + "up", weight, bias, activation, self._input_ranges())
+        up, activation = name + "up", self._architecture.activation
+        wide = self._numbers.stored_dense(self.value, up, self._weights, up, activation, self._input_ranges())
         self._add_and_normalize(wide, name + "down", name + "norm")
         return self.value
 
@@ -360,9 +357,7 @@ class GeneralLayers(EncoderLayers):
         residual = self.value
         if f"{before}.weight" in self._weights:
             self.value = self._norm(residual, before)
-        out = self._numbers.dense(
-            compute(), dense, self._weights[f"{dense}.weight"], self._weights.get(f"{dense}.bias"), "identity"
-        )
+        out = self._numbers.stored_dense(compute(), dense, self._weights, dense)
         if f"{after}.weight" in self._weights:
             out = self._norm(out, after)
         self.value = self._assembly.add("Sum", out, residual)
@@ -372,9 +367,7 @@ class GeneralLayers(EncoderLayers):
         activation, ranges = self._architecture.activation, self._input_ranges()
         if not self._architecture.gated:
             up = f"{name}up"
-            return self._numbers.dense(
-                self.value, up, self._weights[f"{up}.weight"], self._weights.get(f"{up}.bias"), activation, ranges
-            )
+            return self._numbers.stored_dense(self.value, up, self._weights, up, activation, ranges)
         both = self._numbers.dense(
             self.value, name + "gate-up", *self._matrices(name, ("gate", "up")), "identity", ranges
         )
