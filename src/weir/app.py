@@ -41,7 +41,7 @@ from weir.catalog.repository.folder import (
 from weir.catalog.residency import Residency, make_residency, to_start
 from weir.catalog.sources import ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
-from weir.frontends.dashboard import ListFronts, ListJobs, Sections, make_dashboard, no_clients
+from weir.frontends.dashboard import ListFronts, Sections, make_dashboard, no_clients
 from weir.frontends.frontend import (
     Frontend,
     FrontendContext,
@@ -92,7 +92,6 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.fronts.server import FrontFigures
     from weir.keywords import AsgiKeywords
-    from weir.serving.handle import Models
 
 # The signals that begin the drain. A second SIGHUP does not end the process at once, as the others do: a service manager sends it
 # together with SIGTERM, and a shell sends it twice.
@@ -457,8 +456,10 @@ class Site:
         )
         own = NOTHING if product is None else product.added(self.context)
         collectors = () if product is None else product.collectors()
-        self.exposition = None if metrics is None else _exposition(settings.telemetry, metrics, registry)
-        if self.exposition is not None:
+        self.exposition: Exposition | None = None
+        if metrics is not None:
+            triton, namespace = settings.telemetry.triton_metrics, settings.telemetry.metrics_namespace
+            self.exposition = make_exposition(metrics, registry, triton_names=triton, namespace=namespace)
             residents = [] if residency is None else [NumbersCollector(partial(in_memory, residency.core))]
             for collector in (NumbersCollector(partial(held, kserve.account)), *residents, *collectors):
                 self.exposition.registry.register(collector)
@@ -469,7 +470,8 @@ class Site:
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
         clients = no_clients if product is None else product.clients
         memory = (lambda: None) if residency is None else residency.memory
-        sections = Sections(collectors, clients, _shown(jobs), fronts, memory)
+        shown = (lambda: None) if jobs is None else jobs.overview
+        sections = Sections(collectors, clients, shown, fronts, memory)
         self._added = _joined(of_jobs, make_dashboard(registry, metrics, sections), own)
         self.asgi = make_app(
             kserve,
@@ -500,12 +502,6 @@ class Site:
         return await call(self.asgi, path, body, self.access.own_key)
 
 
-def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: "Models") -> Exposition:
-    return make_exposition(
-        metrics, registry, triton_names=settings.triton_metrics, namespace=settings.metrics_namespace
-    )
-
-
 def _batch_jobs(
     settings: JobSettings, http: HttpSettings, ask: Ask, account: Account, endpoints: InferencePaths
 ) -> JobRoutes | None:
@@ -513,10 +509,6 @@ def _batch_jobs(
     if settings.batch_dir is None:
         return None
     return JobRoutes(settings, http, ask, get_logger("weir").log, account, endpoints)
-
-
-def _shown(jobs: JobRoutes | None) -> ListJobs:
-    return (lambda: None) if jobs is None else jobs.overview
 
 
 def _joined(*parts: Added) -> Added:

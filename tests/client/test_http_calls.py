@@ -12,10 +12,10 @@ import pytest
 from tests.frontends.http.sockets import TLS
 from tests.rings import subcases
 
-from weir.client.calls import ConnectionLost, Unreachable
+from weir.client.calls import ConnectionLost, Silence, Unreachable
 from weir.client.http_calls import OutgoingRequest
 from weir.client.http_connection import Connections, headers_with
-from weir.errors import Cancelled, DeadlineExceeded, SettingsError
+from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
 ASKED = OutgoingRequest("POST", "/encode", {"x-client-id": "me"}, b"body")
@@ -178,9 +178,9 @@ def test_nothing_is_sent_after_the_end() -> None:
     assert peer.heard == []
 
 
-def test_nobody_listens() -> None:
-    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: no connection"):
-        Connections("http://127.0.0.1:9", {}, 1).send(ASKED, LONG)
+def test_a_stream_that_is_refused_raises_its_error() -> None:
+    with asking(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n") as (_, client), pytest.raises(ModelNotFound):
+        list(client.chunks(ASKED, Silence(LONG)))
 
 
 def test_tls_wants_a_certificate_that_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_a_url_may_have_a_name_and_a_password_and_no_scheme() -> None:
         assert client.send(ASKED, LONG).status == 200
 
 
-@subcases("url", ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"])
+@subcases("url", ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1", "http://a..b"])
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(SettingsError, match="url="):
         Connections(url, {}, 1)

@@ -94,7 +94,7 @@ def test_a_stream_is_read_as_it_arrives() -> None:
     ("url", "authority"),
     [
         ("http://a:80/", "a"), ("http://a:81/", "a:81"), ("https://a/", "a"), ("https://a:80/", "a:80"),
-        ("http://[::1]:8000/", "[::1]:8000"), ("unix:/x", "localhost"),
+        ("http://[::1]:8000/", "[::1]:8000"), ("unix:/x", "localhost"), ("http://bücher.example", "xn--bcher-kva.example"),
     ],
 )  # fmt: skip
 def test_the_host_header_names_the_port_where_it_is_not_the_usual_one(url: str, authority: str) -> None:

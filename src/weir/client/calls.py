@@ -7,11 +7,9 @@ run the same programs.
 
 import asyncio
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -286,34 +284,6 @@ class Silence:
     def error(self) -> DeadlineExceeded:
         """Return the error for a silence that is too long."""
         return DeadlineExceeded(f"no response within {self.seconds:g} s")
-
-    @contextmanager
-    def ending(self, end: Callable[[], Any]) -> Iterator[None]:
-        """While the block waits for responses, call `end` in another thread when the time is over. `end` must make the block end. Raises
-        DeadlineExceeded after that."""
-        left, passed = threading.Event(), threading.Event()
-
-        def watch() -> None:
-            # A `begin` after a look leaves at least `seconds`, so no look is too late.
-            while not left.wait(min(self.left, self.seconds)):
-                if not self.left:
-                    passed.set()
-                    end()
-                    return
-
-        watching = threading.Thread(target=watch, name="weir-silence", daemon=True)
-        watching.start()
-        try:
-            yield
-        except WeirError as error:
-            if passed.is_set() or isinstance(error, DeadlineExceeded):  # of a transport whose own limit is as long
-                raise self.error() from error
-            raise
-        finally:
-            left.set()
-            watching.join()
-        if passed.is_set():
-            raise self.error()
 
     async def next_of(self, chunks: AsyncIterator[T]) -> T:
         """Return the next of `chunks`. Raises StopAsyncIteration after the last, and DeadlineExceeded when the time is over."""

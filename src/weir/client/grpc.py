@@ -231,10 +231,12 @@ class GrpcTransport:
         call = channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         answered = False
         try:
-            with silence.ending(call.cancel), _failing():
-                for message in call:
+            with _failing():
+                while (message := _HELPERS.run(partial(next, call, None), silence.left)) is not None:
                     answered = True
                     yield message
+        except TimeoutError as error:
+            raise error if isinstance(error, WeirError) else silence.error() from None
         finally:
             call.cancel()
             if silence.is_over and not answered:

@@ -46,7 +46,7 @@ class ServerAddress:
         base, self.uds = address_of(url)
         parts = _parsed(base)
         is_tls = parts.scheme == "https"
-        self.host = str(parts.hostname)
+        self.host = str(parts.hostname).encode("idna").decode()
         self.port = parts.port or (443 if is_tls else 80)
         self.tls = tls_context(tls) if is_tls else None
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -287,15 +287,19 @@ class Connections:
         or the error that the response stands for."""
         with self._begun(step, time.monotonic() + silence.seconds) as connection:
             reader = connection.reader
-            connection.sock.settimeout(silence.seconds)
-            with silence.ending(connection.abort), failing(self._server.url):
-                while not reader.is_complete or reader.parts:
-                    if reader.status == 200 and reader.parts:
-                        yield reader.take()
-                    elif reader.is_complete:
-                        raise error_of(reader.reply)
-                    else:
-                        connection.read()
+            while not reader.is_complete:
+                if reader.status == 200 and reader.parts:
+                    yield reader.take()
+                    continue
+                try:
+                    connection.limit(time.monotonic() + silence.left)
+                    connection.read()
+                except TimeoutError:
+                    raise silence.error() from None
+            if reader.status != 200:
+                raise error_of(reader.reply)
+            if reader.parts:
+                yield reader.take()
 
     @contextmanager
     def _begun(self, step: OutgoingRequest, deadline: float) -> Iterator[_Connection]:
@@ -388,9 +392,11 @@ class AsyncConnection(asyncio.Protocol):
                 transport = self._transport
                 if reader.status == 200 and reader.parts and transport is not None:
                     transport.pause_reading()
-                    yield reader.take()
-                    if not transport.is_closing():
-                        transport.resume_reading()
+                    try:
+                        yield reader.take()
+                    finally:
+                        if not transport.is_closing():
+                            transport.resume_reading()
                 else:
                     self._more = asyncio.get_running_loop().create_future()
                     await self._more
@@ -643,7 +649,7 @@ def tls_context(tls: bool | ssl.SSLContext) -> ssl.SSLContext:
 def _parsed(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        known = parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0
     except ValueError as error:
         raise SettingsError(f"url={url!r}: {error}") from None
     if not known or parts.query or parts.fragment:

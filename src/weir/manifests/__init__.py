@@ -70,11 +70,6 @@ class ServeCommand(NamedTuple):
         return self.settings.grpc.grpc_port
 
     @property
-    def fronts(self) -> int:
-        """How many processes read requests."""
-        return int(self.settings.process.fronts)
-
-    @property
     def scheme(self) -> str:
         """HTTP or HTTPS."""
         return "HTTPS" if self.settings.http.tls_certfile else "HTTP"
@@ -384,7 +379,7 @@ class Manifest(NamedTuple):
     @property
     def cpu(self) -> str:
         """The CPUs that each pod requests: what computes and what reads requests at the same time."""
-        fronts = self.command.fronts
+        fronts = int(self.command.settings.process.fronts)  # processes that read requests
         return self.objects.cpu or str(sum(map(_workers_here, self.command.of_models)) + (fronts if fronts > 1 else 0))
 
     @property
@@ -403,14 +398,7 @@ class Manifest(NamedTuple):
     @property
     def target_waiting_rows(self) -> int:
         """The rows that may wait in each pod: as many as its workers take at once, unless stated otherwise."""
-        if self.scaling.target_waiting_rows is not None:
-            return self.scaling.target_waiting_rows
-        return self.at_once
-
-    @property
-    def at_once(self) -> int:
-        """The rows that the workers of a pod take at once."""
-        return max(map(_at_once, self.command.of_models))
+        return self.scaling.target_waiting_rows or max(map(_at_once, self.command.of_models))
 
     def metadata(self, name: str | None = None, **more: Any) -> dict[str, Any]:
         """Return the metadata of an object; it is called `name`, or as all are."""
@@ -478,7 +466,7 @@ def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
             "--image: not stated; name an image with Weir, the models and their imports that the cluster can pull"
         )
     if not objects.scales:
-        for name in ("autoscaler", "target_waiting_rows", "prometheus", "target_ongoing_requests"):
+        for name in ("autoscaler", "target_waiting_rows", "prometheus"):
             if name in values:
                 raise SettingsError(
                     f"{catalog[name].flag}={values[name]}: nothing scales without a range, such as --replicas 2..10"

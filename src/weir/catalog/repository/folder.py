@@ -79,6 +79,11 @@ class ModelDocument(NamedTuple):
     attributes: Mapping[str, Any] = {}
     settings: Mapping[str, Any] = {}
 
+    def model(self, target: str, name: str, settings: dict[str, Any], **more: Any) -> ModelToServe:
+        """Return the model `name`, which serves `target` with these settings; `more` are further fields of ModelToServe."""
+        params, routes = dict(self.params), list(self.route)
+        return ModelToServe(target, name, params, routes, settings, attributes=self.attributes, **more)
+
 
 def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
     """Return the content of the configuration in `folder` of the model `name`, and a name of the file for errors.
@@ -402,11 +407,8 @@ class FolderRepository:
             platform_of_target(document.target) if document.target else guess(files, f"{name}/{version}")
         )
         target = document.target or document.file or ""
-        settings = self._complete(document.settings)
-        return ModelToServe(
-            target, name, dict(document.params), list(document.route), settings, version=version, platform=platform,
-            folder=files, attributes=document.attributes, trust=self._trust,
-        )  # fmt: skip
+        settings, trust = self._complete(document.settings), self._trust
+        return document.model(target, name, settings, version=version, platform=platform, folder=files, trust=trust)
 
     def _uploaded(self, name: str, files: Mapping[str, bytes]) -> Path:
         """Write `files` into a new folder and return it. The folder is deleted at the second load after this one: until the
@@ -489,16 +491,8 @@ class InlineConfigs:
         content = {**self._contents.get(name, {}), **(config or {})}
         document = make_document(content, name, name, self._read_settings)
         self._contents[name] = content
-        model = ModelToServe(
-            "",
-            name,
-            dict(document.params),
-            list(document.route),
-            self._complete(document.settings),
-            version="1",
-            platform=ENSEMBLE,
-            attributes=document.attributes,
-        )
+        settings = self._complete(document.settings)
+        model = document.model("", name, settings, version="1", platform=ENSEMBLE)
         return ModelReading([model], document.default)
 
 
