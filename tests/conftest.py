@@ -17,6 +17,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 from tests.leaks import no_leaks
+from tests.template import start
 
 # Before anything loads numpy: the tests run on all processors already, and OpenBLAS's threads spin while they wait for each
 # other. A solved bank took eight times as much processor time with them.
@@ -43,8 +44,9 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def solving_takes_its_share() -> None:
-    """The process that solves yields CPUs to others: beside busy tests it would get hardly any."""
+def programs_start_soon() -> None:
+    """Programs of Weir are forked from one that has loaded it. The one that solves would yield CPUs to others: beside busy tests it would get hardly any."""
+    start()
     import_module("weir.tuning").SolvingProcess.__init__.__defaults__ = (0,)
 
 

@@ -8,8 +8,6 @@ strict sense they do, and so do imports in functions.
 """
 
 import ast
-import io
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,15 +15,6 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "weir"
 TINY = 60
-LAYOUT = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.COMMENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
 
 
 @dataclass(frozen=True)
@@ -50,18 +39,17 @@ class Module:
 
 def code_lines(source: str, nodes: Iterable[ast.AST] | None = None) -> int:
     """Return how many lines of `source` are code; `nodes` are all that it is parsed to, if they are known."""
-    docstrings: set[int] = set()
+    texts = enumerate(map(str.strip, source.split("\n")), 1)
+    lines, docstrings = {number for number, text in texts if text and text[0] != "#"}, set[int]()
     for node in ast.walk(ast.parse(source)) if nodes is None else nodes:
-        if (
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # each of its lines counts
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif (
             isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and ast.get_docstring(node) is not None
         ):
             first = node.body[0]
             docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in LAYOUT:
-            lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - docstrings)
 
 

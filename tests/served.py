@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
@@ -20,7 +20,7 @@ from unittest import mock
 
 import httpx
 import psutil
-from tests.template import Forked, can_fork
+from tests.template import TITLE
 
 from weir.cli import main
 
@@ -48,10 +48,8 @@ def weir(
 
 def start_weir(
     arguments: Sequence[str], env: dict[str, str], cwd: Path | None = None, stdout: int = PIPE, stderr: int = PIPE
-) -> subprocess.Popen[str] | Forked:
-    """Start `weir`: a fork of a process that has loaded it, where the environment allows that."""
-    if can_fork(env):
-        return Forked(arguments, env, cwd or Path.cwd(), stdout, stderr)
+) -> subprocess.Popen[str]:
+    """Start `weir`."""
     words = [sys.executable, "-m", "weir", *arguments]
     return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=env, cwd=cwd)
 
@@ -100,6 +98,17 @@ def until(condition: Callable[[], Any], seconds: float = 200.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not come to hold within {seconds} s"
         time.sleep(0.005)
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """Return the processes that the process `pid` has started, and those that these have."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if TITLE not in each.cmdline():
+                    found.append(each)
+    return found
 
 
 class Served:
@@ -176,10 +185,7 @@ class Served:
 
     def children(self) -> list[psutil.Process]:
         """Return the processes that it has started."""
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+        return children_of(self.process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -1,151 +1,157 @@
-"""Starts the command `weir` by forking a process that has imported it already, as a process that behaves like one of `subprocess`.
+"""Starts programs of Weir (`python -m weir...`) by forking a process that has imported Weir already.
 
-To load Python and Weir takes half a second of processor time, and the tests start hundreds of servers. What a fork runs is `python -m weir`
-all the same: its own directory, environment, arguments, output and exit code. An environment that means something to the interpreter or
-to the loader of libraries needs an interpreter of its own: see `can_fork`.
+To load Python, numpy and Weir takes half a second of processor time, and the tests start hundreds of servers and workers. What a fork runs is that program
+all the same: a child of the process that starts it, with its own directory, environment, arguments, descriptors and exit code. An environment that means
+something to the interpreter, or to the loader of libraries, needs an interpreter of its own: see `can_fork`.
 """
 
 import atexit
+import ctypes
+import fcntl
 import gc
 import json
 import os
+import platform
+import resource
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
-from typing import IO
+from subprocess import DEVNULL
+from typing import Any
 
 # Read before the first line of Python runs, or by libraries when they are loaded.
-_OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "GRPC_", "SSL_")
+_OF_THE_INTERPRETER = ("PYTHON", "LD_", "GRPC_", "SSL_")
+_ROOT = Path(__file__).parents[1]
+_NEUTRAL = ("", str(_ROOT), str(_ROOT / "src"))  # in PYTHONPATH they only say where modules are found
 # A program that is started ignores what its parent ignores.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _LARGEST = 200_000  # bytes of a message: the arguments and the environment
+_CLONE_PARENT = 0x8000  # linux/sched.h: the new process is a child of the parent of the one that forks
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of this system call
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # malloc.h
+_PYTHON = sys.executable
+TITLE = "tests.template"  # a process that forks; see `rename`
+_fork_exec: Callable[..., int] = vars(subprocess)["_fork_exec"]
+
+
+def _paths(env: Mapping[str, str]) -> list[str]:
+    return env.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _meaning(env: Mapping[str, str]) -> dict[str, str | list[str]]:
+    meant = {name: value for name, value in env.items() if name.startswith(_OF_THE_INTERPRETER)}
+    return meant | {"PYTHONPATH": [each for each in _paths(env) if each not in _NEUTRAL]}
+
+
+_MEANING = _meaning(os.environ)
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
-    """Return whether a process with this environment may be forked from one with ours."""
-    names = {*env, *os.environ}
-    return all(env.get(name) == os.environ.get(name) for name in names if name.startswith(_OF_THE_INTERPRETER))
+    """Return whether a process with this environment may be forked from one with that which this process had at its start."""
+    return _CLONE is not None and _meaning(env) == _MEANING
 
 
-class Forked:
-    """A process that runs `weir` with these arguments: what tests use of subprocess.Popen. It finds modules in `path`, too."""
+def install(requests: socket.socket) -> None:
+    """From now on, have programs of Weir that this process starts forked by the one that listens at the other end of `requests`."""
 
-    def __init__(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: int = PIPE, stderr: int = PIPE,
-        path: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self.returncode: int | None = None
-        self.stdout, out = _output(stdout)
-        self.stderr, err = _output(stderr)
-        self._status, theirs = socket.socketpair()
-        ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
-        message = json.dumps([list(arguments), dict(env), [str(cwd), *path], ignored]).encode()
-        socket.send_fds(start(), [message], [out, err, theirs.fileno()])
-        theirs.close()
-        os.close(out)
-        os.close(err)
-        self.pid = int(self._read())
+    def start(*given: Any) -> int:
+        """Start a program as the function of `subprocess` does, whose arguments these are; return the process id."""
+        words = [os.fsdecode(each) for each in given[0]]
+        env = dict(os.environ) if given[5] is None else dict(map(_variable, given[5]))
+        options = [each for each in words[1:4] if each != "-P"]
+        is_ours = words[0] == _PYTHON and options[:1] == ["-m"] and options[1].partition(".")[0] in ("weir", "tests")
+        if not is_ours or not given[2] or given[17:22] != (None, None, None, -1, None) or not can_fork(env):
+            return _fork_exec(*given)
+        cwd = os.getcwd() if given[4] is None else os.fsdecode(given[4])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            # Where it reads, writes, and writes errors; then what it inherits.
+            standard = [number if pipe < 0 else pipe for number, pipe in enumerate((given[6], given[9], given[11]))]
+            kept = [each for each in given[3] if each != given[13]]
+            message = {
+                "words": words, "path": [] if "-P" in words[1:2] else [cwd], "env": env, "cwd": cwd, "numbers": [0, 1, 2, *kept],
+                "ignored": [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_IGN],
+                "session": given[15], "group": given[16],
+                "cpus": [*os.sched_getaffinity(0)], "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            }  # fmt: skip
+            socket.send_fds(requests, [json.dumps(message).encode()], [theirs.fileno(), *standard, *kept])
+            theirs.close()
+            answer = ours.recv(16)
+        if not answer:
+            raise ChildProcessError("the process that the tests fork programs from has ended")
+        return int(answer)
 
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
-            self.wait()
-        return self.returncode
+    setattr(subprocess, "_fork_exec", start)  # noqa: B010 - it is not declared
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, once it has ended."""
-        if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                assert timeout is not None
-                raise subprocess.TimeoutExpired("weir", timeout)
-            self.returncode = int(self._read())
-            self._status.close()
-        return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-    def _read(self) -> bytes:
-        read = self._status.recv(16)
-        assert read, "the process that the tests fork servers from has ended"
-        return read
+def _variable(item: bytes) -> tuple[str, str]:
+    name, _, value = os.fsdecode(item).partition("=")
+    return name, value
 
 
 @cache
-def start() -> socket.socket:
-    """Start the process that is forked, which loads Weir at the first request, and return what it listens to. It ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
-    command = [sys.executable, __file__, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, stdout=DEVNULL)
+def start() -> None:
+    """Start the process that forks, which loads Weir at the first request, and `install` it. It ends with this process.
+
+    The kernel takes what it forks for children of this thread, and so ends workers with it.
+    """
+    ours, theirs = _pair()
+    command = [sys.executable, __file__, str(theirs.fileno()), " " * 1000]
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # with threads, it could not be forked
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, stdout=DEVNULL, env=env)
     process.returncode = 0  # nobody waits for it
     theirs.close()
     atexit.register(ours.close)
-    return ours
+    if _CLONE is not None:
+        install(ours)
 
 
-def _output(wanted: int) -> tuple[IO[str] | None, int]:
-    """Return what to read, and the descriptor that the process writes to. `wanted` is as for subprocess.Popen."""
-    if wanted != PIPE:
-        return None, os.open(os.devnull, os.O_WRONLY) if wanted == DEVNULL else os.dup(wanted)
-    read, write = os.pipe()
-    return os.fdopen(read), write
+def _pair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+    return pair
 
 
-def _serve_forks(requests: socket.socket) -> None:
-    """Fork a process for each of `requests`, and return in it, ready to run `weir`. Exit when the other end has closed."""
+def _serve_forks(requests: socket.socket) -> str:
+    """Fork a process for each of `requests`, and return in it, ready to run the module that is returned. Exit when the other end has closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the tests end first
-    running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor that shows the end of the process
+    rename([sys.executable, "-m", TITLE])
     while True:
-        for ready in select.select([requests.fileno(), *running], [], [])[0]:
-            if ready in running:
-                pid, status = running.pop(ready)
-                os.close(ready)
-                status.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-                status.close()
-                continue
-            message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 3)
-            if not message:
-                os._exit(0)
-            _load()
-            pid = os.fork()
-            if not pid:
-                requests.close()
-                for descriptor, (_, other) in running.items():
-                    os.close(descriptor)
-                    other.close()
-                _become(*json.loads(message), *descriptors)
-                return
-            status = socket.socket(fileno=descriptors.pop())
-            status.send(str(pid).encode())
-            running[os.pidfd_open(pid)] = pid, status
-            for descriptor in descriptors:
-                os.close(descriptor)
+        message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 253)
+        if not message:
+            os._exit(0)
+        _load()
+        if not (pid := _fork_sibling()):
+            requests.detach()
+            return _become(descriptors[1:], **json.loads(message))
+        os.write(descriptors[0], str(pid).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_sibling() -> int:
+    """Do what os.fork does, but the new process is a child of the parent of this one."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = ctypes.pythonapi.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
+    assert pid >= 0
+    return pid
 
 
 @cache
 def _load() -> None:
-    """Load what a server loads, but nothing of a model or a library that is optional."""
-    for name in ("weir.console", "weir.commands.options", "weir.frontends.websocket", "weir.catalog.loading"):
+    """Load what servers, workers and fronts load, but nothing of a model or a library that is optional."""
+    for name in (
+        "weir.console", "weir.commands.options", "weir.frontends.websocket", "weir.catalog.loading",
+        "weir.workers.process.program", "weir.fronts.front", "weir.simulation.banks",
+    ):  # fmt: skip
         import_module(name)
     with suppress(ImportError):  # not every environment of the tests has what texts need
         import_module("weir.text_server.server")
@@ -155,23 +161,61 @@ def _load() -> None:
     gc.freeze()  # the collector would write into each page, and so copy it
 
 
+def rename(words: Sequence[str]) -> None:
+    """Show `words` as the command line of this process, which was started with one that is long enough."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    first, last = int(fields[45]), int(fields[46])
+    line = "\0".join(words).encode()[: last - first - 1]
+    ctypes.memset(first, 0, last - first)
+    ctypes.memmove(first, line, len(line))
+
+
 def _become(
-    arguments: list[str], env: dict[str, str], path: list[str], ignored: list[int], out: int, err: int, status: int
-) -> None:
-    for given, own in ((out, 1), (err, 2)):
-        os.dup2(given, own)
-    for given in (out, err, status):
-        os.close(given)
-    for number in _SIGNALS:
-        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
+    descriptors: list[int], *, words: list[str], path: list[str], env: dict[str, str], cwd: str, numbers: list[int],
+    ignored: list[int], session: bool, group: int, cpus: list[int], files: tuple[int, int],
+) -> str:  # fmt: skip
+    above = max(*descriptors, *numbers) + 1
+    for copy, number in zip([fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in descriptors], numbers, strict=True):
+        os.dup2(copy, number)
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each not in numbers:
+            with suppress(OSError):  # the one that listed them
+                os.close(each)
+    if session:
+        os.setsid()
+    if group >= 0:
+        os.setpgid(0, group)
+    os.sched_setaffinity(0, cpus)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    for signal_number in _SIGNALS:
+        usual = signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(signal_number, signal.SIG_IGN if signal_number in ignored else usual)
+    for name, option in _MALLOPT.items():
+        if name in env:
+            ctypes.pythonapi.mallopt(option, int(env[name]))
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(path[0])
-    sys.path[:1] = path
-    sys.argv[1:] = arguments
+    os.chdir(cwd)
+    rename(words)
+    sys.path[:1] = [*path, *filter(None, _paths(env))]
+    module, *sys.argv[1:] = words[words.index("-m") + 1 :]
+    return module
+
+
+def _main(requests: socket.socket) -> None:
+    module, own = _serve_forks(requests), os.getpid()
+    while module == "weir":  # it starts programs itself
+        ours, theirs = _pair()
+        if os.fork():
+            theirs.close()
+            install(ours)
+            break
+        ours.close()
+        import_module("weir.workers.process.entry").die_with(own)
+        module, own = _serve_forks(theirs), os.getpid()
+    sys.modules.pop(module, None)  # it runs anew, as __main__
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    _serve_forks(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("weir", run_name="__main__", alter_sys=True)
+    _main(socket.socket(fileno=int(sys.argv[1])))

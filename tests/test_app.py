@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -24,7 +23,7 @@ from starlette.testclient import TestClient
 from tests.hosted import Square
 from tests.late import openapi_spec_validator
 from tests.rings import subcases
-from tests.served import CLEAN, still_running, until
+from tests.served import CLEAN, children_of, still_running, until
 
 import weir
 from weir.catalog.loading import make_service
@@ -117,7 +116,7 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str, tmp_path: P
                 assert httpx.post(f"{url}/infer/square", content=str(number)).json() == number * number
             assert 'weir_workers{model="square",pid="' in httpx.get(f"{url}/metrics").text
             until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = children_of(process.pid)
         assert family
         process.send_signal(signal.SIGTERM)  # each process writes for the last time
         process.wait(200)

@@ -36,6 +36,7 @@ class Running:
         self.grpc = log[1]
         self.url = re.findall(r"address=(http\S+)", served.log)[0].rstrip("'")
         served.until_printed("Authorization")
+        self.client = httpx.Client(base_url=self.url)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     jobs = str(tmp_path_factory.mktemp("jobs"))
     flags = ("--grpc-port", "0", "--log-level", "debug", "--cors-origins", "http://there", "--batch-dir", jobs)
     with Served(f"{MODELS}:Square", *flags, env={"WEIR_API_KEY": KEY}) as served:
-        yield Running(served)
+        running = Running(served)
+        with running.client:
+            yield running
 
 
 def request_to(running: Running, method: str, path: str, **more: Any) -> httpx.Response:
-    return httpx.request(method, running.url + path, **more)
+    return running.client.request(method, path, **more)
 
 
 def described(running: Running) -> set[tuple[str, str]]:

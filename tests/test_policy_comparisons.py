@@ -42,8 +42,7 @@ def test_every_player_meets_the_same_lines() -> None:
             ("on/off, load 0.1: 0.3 s on, 1 s off", 1.0),
             ("on/off, load 0.5: 0.05 s on, 0.05 s off", 0.0),
             ("Azure code, load 0.3", 1.0),
-        ],
-        2,
+        ]
     ),
 )
 def test_no_policy_costs_more_than_greedy_on_traffic_that_no_table_is_for(name: str, weight: float) -> None:

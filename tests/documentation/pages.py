@@ -27,8 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.served import weir_here
-from tests.template import Forked
+from tests.served import start_weir, weir_here
 
 from weir.workers import source
 
@@ -74,7 +73,7 @@ def read_blocks(page: Path) -> list[Block]:
 class Server(NamedTuple):
     """A running server, and its port."""
 
-    process: Forked
+    process: subprocess.Popen[str]
     port: str
 
     def end(self) -> None:
@@ -189,11 +188,10 @@ class _Terminal:
         words = [*shlex.split(command)[1:], "--log-format", "json", "--log-level", "info"]
         if "--uds" not in words:
             words += ["--port", "0"]
-        environment = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
-        process = Forked(words, environment, self._folder, stdout=subprocess.DEVNULL, path=PATH)
+        process = start_weir(words, self._environment, self._folder, stdout=subprocess.DEVNULL)
         return Server(process, self._port_when_ready(process))
 
-    def _port_when_ready(self, server: Forked) -> str:
+    def _port_when_ready(self, server: subprocess.Popen[str]) -> str:
         said = []
         port = self._port
         for line in server.stderr or ():

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 import weir
 from weir import Measure, Model, Tensor, errors
 from weir.catalog.registry import Registry
-from weir.client import GrpcClient, HttpClient, WebSocketClient
+from weir.client import NEVER, GrpcClient, HttpClient, WebSocketClient
 from weir.errors import WeirError
 from weir.frontends.http.fast.shared import Heads
 from weir.protocols import HttpSettings
@@ -173,9 +173,9 @@ def test_over_websocket(server: Server) -> None:
 
 
 CLIENTS: dict[str, Callable[[Server], Any]] = {
-    "http": lambda server: HttpClient(server.http),
-    "grpc": lambda server: GrpcClient(server.grpc),
-    "websocket": lambda server: WebSocketClient(server.http),
+    "http": lambda server: HttpClient(server.http, retry=NEVER),
+    "grpc": lambda server: GrpcClient(server.grpc, retry=NEVER),
+    "websocket": lambda server: WebSocketClient(server.http, retry=NEVER),
 }
 
 

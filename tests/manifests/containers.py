@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import psutil
 from tests.manifests.kit import Object, command_of, pod_of
-from tests.served import CLEAN, still_running
+from tests.served import CLEAN, children_of, still_running
 
 
 class Container:
@@ -39,17 +38,10 @@ class Container:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        children = self.children()
+        children = children_of(self.process.pid)
         self.process.kill()
         self.process.communicate()
         assert not still_running(children)
-
-    def children(self) -> list[psutil.Process]:
-        """Return its workers."""
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
 
     def until(self, event: str) -> dict[str, Any]:
         """Read the log, which the manifest asks to be JSON, up to a line whose event has this text, and return the line."""

@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.rings import spread
 from tests.simulated.disk import SimulatedDisk
 from tests.simulated.jobs import JobWorld, simulate_jobs
 
 from weir.jobs.store import Disk
 
 
-def test_jobs_have_their_ends_on_a_disk_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", spread(range(0, 32, 8)))
+def test_jobs_have_their_ends_on_a_disk_that_fails(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     died: list[bool] = []
     die = JobWorld.die
 
@@ -21,9 +23,9 @@ def test_jobs_have_their_ends_on_a_disk_that_fails(monkeypatch: pytest.MonkeyPat
         die(self, power=power)
 
     monkeypatch.setattr(JobWorld, "die", counted)
-    assert [f"{seed}: {fault}" for seed in range(16) if (fault := simulate_jobs(seed).fault)] == []
+    assert [f"{seed}: {fault}" for seed in range(first, first + 8) if (fault := simulate_jobs(seed).fault)] == []
     assert died.count(True) > 0
-    assert died.count(False) > 5
+    assert died.count(False) > 2
 
 
 def test_a_seed_of_jobs_replays_to_the_byte() -> None:

@@ -71,7 +71,8 @@ async def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
         assert account.held_bytes > 32_000 + 16_000
         refused = await client.post("/v2/models/m/infer", json=document)
         assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
-        call.cancel()
+        executor.answer_next(lambda batch: [{} for _ in batch])
+        assert (await call).status_code == 500
 
 
 async def test_an_answer_that_could_not_wait_is_refused() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.served import weir_here
-from tests.text_models import tiny
+from tests.text_models import loading, tiny
 from tests.text_models.hub import TOKEN, Hub, hash_of, running
 from tests.text_models.onnx_files import export
 
@@ -18,35 +18,6 @@ from weir.errors import SettingsError
 from weir.text_models.checkpoint.hub import ModelId, RepositoryFile, parse_target, wanted_files
 from weir.text_models.checkpoint.weights import open_tensors
 
-# Runs `load`, which returns what is printed, or raises what ends the process in a line.
-MAIN = """
-import sys
-from weir.errors import SettingsError
-from weir.text_models.checkpoint.hub import check_id, local_directory
-{load}
-try:
-    print(load(*sys.argv[1:]))
-except SettingsError as error:
-    sys.exit(str(error))
-"""
-LOAD = """
-from weir.text_models.checkpoint.reading import read_checkpoint
-def load(target, pickle=""):
-    directory = local_directory(target, allow_pickle=bool(pickle))
-    read_checkpoint(directory, allow_pickle=bool(pickle)).tokenizer()
-    return directory
-"""
-LOAD_ONNX = """
-from functools import partial
-from weir.text_models.checkpoint.onnx_files import wanted_names
-from weir.text_models import ComputingSettings
-from weir.text_models.model import TextEncoder
-def load(target, dtype=None):
-    directory = local_directory(target, onnx=partial(wanted_names, "onnx", dtype))
-    TextEncoder(directory, computing=ComputingSettings(runtime="onnx-file", dtype=dtype)).load_shared()
-    return directory
-"""
-CHECK_ID = "load = check_id"
 CLOSED = "http://127.0.0.1:1"  # nobody listens
 
 
@@ -70,14 +41,14 @@ class Home:
         self.folder = folder
 
     def load(
-        self, *words: str, limit: int | None = None, program: str = LOAD, **variables: str
+        self, *words: str, limit: int | None = None, program: str = "load", **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Load a model in a process; `limit` is the size, in bytes, beyond which it can write no file."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WEIR_"))}
         environment |= {"HF_HOME": str(self.folder), "HF_ENDPOINT": self.hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
         bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         return subprocess.run(
-            [sys.executable, "-c", MAIN.format(load=program), *words], env=environment | variables, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", loading.__name__, program, *words], env=environment | variables, capture_output=True, text=True, check=False,
             preexec_fn=bound,
         )  # fmt: skip
 
@@ -128,14 +99,14 @@ def test_of_a_family_that_is_not_computed_the_onnx_file_alone_is_loaded(tmp_path
     (folder / "config.json").write_text(config)
     with running(Hub({"acme/new": folder})) as hub:
         home = Home(hub, tmp_path / "home")
-        done = home.load("acme/new", program=LOAD_ONNX)
+        done = home.load("acme/new", program="load_onnx")
         assert not done.returncode, done.stderr
         fetched = {"onnx/model.onnx", "onnx/model.onnx_data", *NEEDED} - {"model.safetensors"}
         assert set(hub.fetched()) == fetched
         hub.requests.clear()
-        assert home.load("acme/new", program=LOAD_ONNX, HF_HUB_OFFLINE="1").stdout == done.stdout
+        assert home.load("acme/new", program="load_onnx", HF_HUB_OFFLINE="1").stdout == done.stdout
         assert hub.requests == []
-        refused = home.load("acme/new", "q4", program=LOAD_ONNX).stderr.splitlines()[-1]
+        refused = home.load("acme/new", "q4", program="load_onnx").stderr.splitlines()[-1]
     there = "onnx/model.onnx, onnx/model_fp16.onnx"
     rule = f"acme/new: has no model_q4.onnx: there are {there}; --runtime torch serves what transformers reads"
     assert refused == rule
@@ -158,7 +129,7 @@ def test_what_the_hub_does_not_have_or_does_not_show(hub: Hub, home: Home) -> No
 
 def test_without_the_hub_the_cache_serves(hub: Hub, home: Home) -> None:
     assert "is not, or not wholly, in the cache" in home.error("acme/small", HF_HUB_OFFLINE="1")
-    refused = home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=CLOSED).stderr.splitlines()
+    refused = home.load("acme/small", program="check_id", HF_ENDPOINT=CLOSED).stderr.splitlines()
     rule = f"acme/small: is not a directory here, and {CLOSED} cannot be read: "
     assert len(refused) == 1 and refused[0].startswith(rule)
     assert rule in home.error("acme/small", HF_ENDPOINT=CLOSED)
@@ -191,10 +162,10 @@ def test_a_file_that_is_not_what_its_hash_says_is_removed(hub: Hub, home: Home) 
 
 
 def test_an_id_is_checked_before_another_library_tries_it(hub: Hub, home: Home) -> None:
-    assert "has no such model" in home.load("acme/none", program=CHECK_ID).stderr
-    assert home.load("acme/small", program=CHECK_ID).stdout == "acme/small\n"
+    assert "has no such model" in home.load("acme/none", program="check_id").stderr
+    assert home.load("acme/small", program="check_id").stdout == "acme/small\n"
     directory = home.directory("acme/small")
-    assert home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=CLOSED).stdout == f"{directory}\n"
+    assert home.load("acme/small", program="check_id", HF_ENDPOINT=CLOSED).stdout == f"{directory}\n"
 
 
 def test_a_cache_that_cannot_grow(hub: Hub, home: Home) -> None:
@@ -249,15 +220,7 @@ def test_one_form_of_the_weights_is_chosen() -> None:
 
 
 def test_a_server_by_id(home: Home, tmp_path: Path) -> None:
-    program = """
-import json, urllib.request, weir.embedding
-def load(target):
-    with weir.embedding.serve(target, port=0, calibrate=False, workers=1) as server:
-        body = json.dumps({"model": "small", "input": ["do it"]}).encode()
-        request = urllib.request.Request(server.url + "/v1/embeddings", body, {"Content-Type": "application/json"})
-        return len(json.load(urllib.request.urlopen(request))["data"][0]["embedding"])
-"""
-    done = home.load("acme/small", program=program, WEIR_CACHE=str(tmp_path / "cache"))
+    done = home.load("acme/small", program="serve", WEIR_CACHE=str(tmp_path / "cache"))
     assert done.stdout.strip() == "20", done.stderr
 
 
@@ -269,12 +232,4 @@ def test_an_id_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_what_the_hubs_library_logs_comes_once(home: Home) -> None:
-    program = """
-import logging
-from weir.text_models.checkpoint import hub
-def load(target):
-    logging.basicConfig(format="server: %(message)s")
-    hub._library(hub.ModelId(target)).hf_hub_download
-    logging.getLogger("huggingface_hub.file_download").warning("slow today")
-"""
-    assert home.load("owner/name", program=program).stderr.splitlines() == ["server: slow today"]
+    assert home.load("owner/name", program="log").stderr.splitlines() == ["server: slow today"]

@@ -1,0 +1,62 @@
+"""Loads a model by its id, for the tests of the hub: `python -m tests.text_models.loading PROGRAM TARGET ...`."""
+
+import json
+import logging
+import sys
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+
+import weir.embedding
+from weir.errors import SettingsError
+from weir.text_models import ComputingSettings
+from weir.text_models.checkpoint import hub
+from weir.text_models.checkpoint.hub import check_id, local_directory
+from weir.text_models.checkpoint.onnx_files import wanted_names
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.model import TextEncoder
+
+
+def load(target: str, pickle: str = "") -> str:
+    """Read the model's files, and return the directory that has them."""
+    directory = local_directory(target, allow_pickle=bool(pickle))
+    read_checkpoint(directory, allow_pickle=bool(pickle)).tokenizer()
+    return str(directory)
+
+
+def load_onnx(target: str, dtype: str | None = None) -> str:
+    """Load the model's ONNX file, and return the directory that has it."""
+    directory = local_directory(target, onnx=partial(wanted_names, "onnx", dtype))
+    TextEncoder(directory, computing=ComputingSettings(runtime="onnx-file", dtype=dtype)).load_shared()
+    return str(directory)
+
+
+def serve(target: str) -> int:
+    """Serve the model, and return how many numbers its vectors have."""
+    with weir.embedding.serve(target, port=0, calibrate=False, workers=1) as server:
+        body = json.dumps({"model": "small", "input": ["do it"]}).encode()
+        request = urllib.request.Request(server.url + "/v1/embeddings", body, {"Content-Type": "application/json"})
+        return len(json.load(urllib.request.urlopen(request))["data"][0]["embedding"])
+
+
+def log(target: str) -> None:
+    """Have the library of the hub log something."""
+    logging.basicConfig(format="server: %(message)s")
+    hub._library(hub.ModelId(target)).hf_hub_download  # noqa: B018 - it is imported when it is used
+    logging.getLogger("huggingface_hub.file_download").warning("slow today")
+
+
+PROGRAMS: dict[str, Callable[..., object]] = {
+    "load": load,
+    "load_onnx": load_onnx,
+    "check_id": check_id,
+    "serve": serve,
+    "log": log,
+}
+
+if __name__ == "__main__":
+    program, *words = sys.argv[1:]
+    try:
+        print(PROGRAMS[program](*words))
+    except SettingsError as error:
+        sys.exit(str(error))
