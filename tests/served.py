@@ -34,16 +34,14 @@ def weir(
     *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `weir` to its end, in a process of its own."""
-    words = [str(word) for word in arguments]
+    words = [sys.executable, "-m", "weir", *map(str, arguments)]
     with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
-        process = start_weir(words, {**CLEAN, **(env or {})}, cwd, out.fileno(), errors.fileno())
-        try:
-            code = process.wait(200)
-        finally:
-            process.kill()
+        done = subprocess.run(
+            words, env={**CLEAN, **(env or {})}, cwd=cwd, stdout=out, stderr=errors, timeout=200, check=False
+        )
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(["weir", *words], code, out.read(), errors.read())
+        return subprocess.CompletedProcess(words, done.returncode, out.read(), errors.read())
 
 
 def start_weir(

@@ -64,7 +64,7 @@ def install(requests: socket.socket) -> None:
     def start(*given: Any) -> int:
         """Start a program as the function of `subprocess` does, whose arguments these are; return the process id."""
         words = [os.fsdecode(each) for each in given[0]]
-        env = dict(os.environ) if given[5] is None else dict(map(_variable, given[5]))
+        env = dict(os.environ if given[5] is None else (os.fsdecode(each).split("=", 1) for each in given[5]))
         options = [each for each in words[1:4] if each != "-P"]
         is_ours = words[0] == _PYTHON and options[:1] == ["-m"] and options[1].partition(".")[0] in ("weir", "tests")
         if not is_ours or not given[2] or given[17:22] != (None, None, None, -1, None) or not can_fork(env):
@@ -89,11 +89,6 @@ def install(requests: socket.socket) -> None:
         return int(answer)
 
     setattr(subprocess, "_fork_exec", start)  # noqa: B010 - it is not declared
-
-
-def _variable(item: bytes) -> tuple[str, str]:
-    name, _, value = os.fsdecode(item).partition("=")
-    return name, value
 
 
 @cache

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +65,12 @@ def pipes(tmp_path: Path) -> Pipes:
     return Pipes(tmp_path)
 
 
-class Asking:
+THREADS = ThreadPoolExecutor(8)
+
+
+def asking(served: Served, item: Any) -> "Future[httpx.Response]":
     """A request under way in a thread."""
-
-    def __init__(self, url: str, item: Any) -> None:
-        self.response: httpx.Response | None = None
-        self._thread = threading.Thread(target=self._ask, args=(url, item))
-        self._thread.start()
-
-    def _ask(self, url: str, item: Any) -> None:
-        self.response = httpx.post(url, json=item)
-
-    def answer(self) -> httpx.Response:
-        self._thread.join()
-        assert self.response is not None
-        return self.response
+    return THREADS.submit(httpx.post, f"{served.url}/infer/gated", json=item)
 
 
 @pytest.fixture(scope="module")
@@ -426,9 +418,9 @@ def test_no_process_warns_of_what_it_leaves_open_at_its_end(tmp_path: Path) -> N
 def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, number: signal.Signals) -> None:
     with Served(target("Gated"), *pipes.flags, "--max-batch-size", "1") as served:
         served.until_ready()
-        running = Asking(f"{served.url}/infer/gated", "running")
+        running = asking(served, "running")
         pipes.wait_until_begun()
-        waiting = Asking(f"{served.url}/infer/gated", "waiting")
+        waiting = asking(served, "waiting")
         with httpx.Client(base_url=served.url) as client:
             until(lambda: client.get("/models/gated").json()["waiting"] == 1)
             served.signal(number)
@@ -439,8 +431,8 @@ def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, 
         pipes.open_gate()
         pipes.wait_until_begun()
         pipes.open_gate()
-        assert running.answer().json() == "running"
-        assert waiting.answer().json() == "waiting"
+        assert running.result().json() == "running"
+        assert waiting.result().json() == "waiting"
         assert served.wait() == 0
 
 
@@ -455,7 +447,7 @@ def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
 
     with Served(target("Square"), "--config", pipes.config) as served:
         served.until_ready()
-        holding = Asking(f"{served.url}/infer/gated", 3)  # while it runs, the server drains
+        holding = asking(served, 3)  # while it runs, the server drains
         pipes.wait_until_begun()
         load = [threading.Thread(target=ask_until_refused, args=(served.url,)) for _ in range(8)]
         for thread in load:
@@ -465,7 +457,7 @@ def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
         for thread in load:
             thread.join()
         pipes.open_gate()
-        assert holding.answer().status_code == 200
+        assert holding.result().status_code == 200
         assert served.wait() == 0
     assert set(answers) == {200, 503} and answers.count(503) <= len(load)
 
@@ -477,14 +469,14 @@ def test_signals_for_others_and_what_a_service_manager_sends_to_all(pipes: Pipes
             served.signal(number)
             served.until_logged(f"signal ignored.*{number.name}")
         assert httpx.get(f"{served.url}/health/ready").status_code == 200
-        running = Asking(f"{served.url}/infer/gated", "running")
+        running = asking(served, "running")
         pipes.wait_until_begun()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):  # SendSIGHUP=yes of systemd
             for process in [*served.children(), psutil.Process(served.process.pid)]:
                 process.send_signal(number)
         until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 503)
         pipes.open_gate()
-        assert running.answer().json() == "running"
+        assert running.result().json() == "running"
         assert served.wait() == 0
 
 
@@ -505,12 +497,12 @@ def test_a_hangup_ends_it_unless_it_was_ignored_before(ignored: bool) -> None:
 def test_a_worker_that_hangs_does_not_keep_the_server(pipes: Pipes) -> None:
     with Served(target("Gated"), *pipes.flags, "--drain-timeout", "0.1") as served:
         served.until_ready()
-        running = Asking(f"{served.url}/infer/gated", 3)
+        running = asking(served, 3)
         pipes.wait_until_begun()
         (worker,) = served.children()
         worker.suspend()
         served.signal(signal.SIGTERM)
-        assert running.answer().status_code == 503
+        assert running.result().status_code == 503
         served.until_logged("unfinished after drain_timeout.*running_rows=1")
         assert served.wait() == 0
         assert not worker.is_running()
