@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.catalog.repository.shelf import write
+from tests.fronts.kit import Gate
 from tests.rings import subcases
 from tests.served import MODELS, Served, serving, still_running, until, weir, weir_here
 from tests.test_on_demand import NAMED
@@ -39,25 +40,19 @@ def connected(served: Served) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-class Pipes:
+class Pipes(Gate):
     """The two named pipes of a Gated model."""
 
     def __init__(self, folder: Path) -> None:
-        self.begun = folder / "begun"
-        self.gate = folder / "gate"
-        for path in (self.begun, self.gate):
-            os.mkfifo(path)
+        super().__init__(folder)
         self.config = folder / "weir.toml"
         self.config.write_text(
             f'[models.gated]\ntarget = "{target("Gated")}"\nparams = {{ begun = "{self.begun}", gate = "{self.gate}" }}\n'
         )
-        self.flags = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
+        self.flags = self.arguments[1:5]
 
     def wait_until_begun(self) -> None:
         assert self.begun.read_text() == "begun"
-
-    def open_gate(self) -> None:
-        self.gate.write_text("go")
 
 
 @pytest.fixture
@@ -389,7 +384,7 @@ def test_while_models_load_the_server_is_live_but_not_ready(pipes: Pipes) -> Non
         assert httpx.get(f"{served.url}/health/ready").status_code == 503
         refused = httpx.post(f"{served.url}/infer/slowtoload", json=3)
         assert refused.status_code == 503 and refused.json()["error"]["type"] == "ModelNotReady"
-        pipes.open_gate()
+        pipes.open()
         served.until_ready()
         assert httpx.get(f"{served.url}/health/ready").status_code == 200
 
@@ -428,9 +423,9 @@ def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, 
             refused = client.post("/infer/gated", json="late")
             assert refused.status_code == 503 and refused.json()["error"]["type"] == "Draining"
             assert int(refused.headers["retry-after"]) >= 1
-        pipes.open_gate()
+        pipes.open()
         pipes.wait_until_begun()
-        pipes.open_gate()
+        pipes.open()
         assert running.result().json() == "running"
         assert waiting.result().json() == "waiting"
         assert served.wait() == 0
@@ -456,7 +451,7 @@ def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
         served.signal(signal.SIGTERM)
         for thread in load:
             thread.join()
-        pipes.open_gate()
+        pipes.open()
         assert holding.result().status_code == 200
         assert served.wait() == 0
     assert set(answers) == {200, 503} and answers.count(503) <= len(load)
@@ -475,7 +470,7 @@ def test_signals_for_others_and_what_a_service_manager_sends_to_all(pipes: Pipes
             for process in [*served.children(), psutil.Process(served.process.pid)]:
                 process.send_signal(number)
         until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 503)
-        pipes.open_gate()
+        pipes.open()
         assert running.result().json() == "running"
         assert served.wait() == 0
 

@@ -14,6 +14,7 @@ from reproduction.truncated import (
     solve_truncated,
     start_actions,
 )
+from tests.policy.solve.test_bank import EFFICIENT, PAST_ITS_BEST, STEPPED
 from tests.rings import spread, subcases
 
 from reproduction import truncated
@@ -22,16 +23,6 @@ from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 
 RATE = 0.9 * GOOGLENET_P4.max_rate
-STEPPED = Profile(
-    np.repeat([2.0, 3.2, 4.9, 6.0], 4), np.repeat([30.0, 35.0, 60.0, 65.0], 4), np.repeat([0.0, 0.1, 0.0, 0.3], 4)
-)  # fmt: skip
-SIZES = np.arange(1, 17, dtype=np.float64)
-# The most energy-efficient size, 8, is neither the quickest nor the largest.
-EFFICIENT = Profile(1 + 0.3 * SIZES, 5.0 + SIZES + np.maximum(0.0, SIZES - 8.0) ** 2, np.zeros(16))
-# As on many CPUs: from some size on a larger batch is slower per row.
-PAST_ITS_BEST = Profile(
-    np.array([1.0, 1.4, 1.8, 2.2, 3.2, 4.4, 6.0, 8.0]), np.array([3.0, 4, 5, 6, 8, 10, 13, 17]), np.zeros(8)
-)  # fmt: skip
 # c_o, smallest s_max, iterations, Δ where it is more than rounding
 TABLE_I = [
     (10_000.0, 89, 1847, 9.36e-4),
