@@ -110,6 +110,13 @@ def test_there_is_a_worker_for_each_cpu_by_default(
     assert (said.workers, said.threads) == (workers, threads)
 
 
+def test_settings_are_checked_before_a_model_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.text_server.text_model.local_directory", lambda *_, **__: pytest.fail("downloaded"))
+    (model,) = text_settings(["acme/small"], {"precision": ["bf16"]}, {}).models
+    with pytest.raises(SettingsError, match="only torch computes in bf16"):
+        read_model(model)
+
+
 def test_every_setting_of_weir_serve_that_is_no_repository_is_there() -> None:
     gone = set(declared_settings()) - set(declared_settings(TEXTS))
     on_demand = {"model_control", "model_memory", "model_gpu_memory"}

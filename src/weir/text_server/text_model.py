@@ -227,23 +227,16 @@ def _part_of_gpu(computing: ComputingSettings, models: int) -> ComputingSettings
     return replace(computing, gpu_memory_fraction=fraction / models)
 
 
-def fetched(model: ModelToServe) -> ModelToServe:
-    """Return `model` with a directory as its target: a model that is named by its id on the hub is downloaded. Raises SettingsError."""
-    source = parse_target(model.target)
-    onnx = partial(wanted_names, model.settings.get("runtime", "onnx"), model.settings.get("dtype"))
-    directory = local_directory(model.target, allow_pickle=bool(model.settings.get("allow_pickle")), onnx=onnx)
-    return model if isinstance(source, Path) else model._replace(target=str(directory))
-
-
 def read_model(named: ModelToServe) -> TextModelSpec:
     """Return the specification of a model whose target is a directory or an id, which is downloaded. Raises SettingsError naming a setting that breaks
-    its rule, and what `fetched` raises."""
-    source, model = parse_target(named.target), fetched(named)
-    text, computing, rest = split_settings(model.settings)
-    directory = Path(model.target).expanduser().resolve()
-    computing = _with_onnx_file(model.name, directory, computing)
+    its rule, and what `local_directory` raises."""
+    source = parse_target(named.target)
+    text, computing, rest = split_settings(named.settings)
+    onnx = partial(wanted_names, computing.runtime, computing.dtype)
+    directory = local_directory(named.target, allow_pickle=computing.allow_pickle, onnx=onnx).expanduser().resolve()
+    computing = _with_onnx_file(named.name, directory, computing)
     repository = "" if isinstance(source, Path) else source.repository
-    return TextModelSpec(model.name, directory, text, computing, rest, repository, model.aliases)
+    return TextModelSpec(named.name, directory, text, computing, rest, repository, named.aliases)
 
 
 def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) -> ComputingSettings:
