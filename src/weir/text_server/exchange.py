@@ -24,7 +24,7 @@ from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextFacts, TextOptions, TextQuery, TextTask
-from weir.wire.values import decode_json, find_half, uncollected, without_halves
+from weir.wire.values import decode_json, half_in, uncollected, without_halves
 
 TRUNCATED = b"x-weir-truncated"
 FOREIGN = b"x-weir-foreign-ids"
@@ -373,22 +373,15 @@ def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
     return [check_text(text, f"{where}[{place}]") for place, text in enumerate(texts)]
 
 
-def read_json(body: bytes, *, clean: str = "") -> Any:
-    """Return the value of the JSON `body`. In the field `clean`, if given, halves of surrogate pairs are read as NULs.
-
-    Raises InvalidRequest; if the error lies in one field, that is its `field`.
-    """
+def read_json(body: bytes, *, clean: bool = False) -> Any:
+    """Return the value of the JSON `body`; with `clean`, halves of surrogate pairs are read as NULs. Raises InvalidRequest."""
     try:
         with uncollected(len(body)):
             return decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        half = find_half(body)
-        if half is None:
-            raise InvalidRequest(f"body: is not JSON ({error})") from error
-        param = half.where.partition("[")[0]
-        if param == clean and (cleaned := without_halves(body)) is not None:
+        if clean and (cleaned := without_halves(body)) is not None:
             return read_json(cleaned)
-        raise InvalidRequest(str(half)).about(param) from error
+        raise InvalidRequest(f"body: {half_in(body) or f'is not JSON ({error})'}") from error
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from weir.wire.values import (
     SMALL_BODY,
     UNREADABLE,
     decode_json,
-    find_half,
     find_nonfinite,
+    half_in,
     has_slow_floats,
     refuse_names,
     uncollected,
@@ -154,8 +154,9 @@ def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
     except RecursionError:
         raise InvalidRequest(f"body: must be {what} as JSON, nested less deeply") from None
     except UNREADABLE as error:
-        named = find_nonfinite(body) or find_half(body)
-        raise InvalidRequest(str(named) if named else f"body: must be {what} as JSON ({error})") from None
+        if named := find_nonfinite(body):
+            raise InvalidRequest(named) from None
+        raise InvalidRequest(f"body: {half_in(body) or f'must be {what} as JSON ({error})'}") from None
 
 
 def read_object(body: Body) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -79,12 +79,7 @@ def mentions(schema: Any, key: str) -> bool:
 
 # A "half" is an escape of half of a surrogate pair without the other half, which is no Unicode character (RFC 8259, section 8.2).
 
-# Tokens that are read to find the place of a half. In a longer body the error names its byte offset instead.
-MAX_TOKENS = 50_000
 MAX_HALVES = 10_000  # of one body that `without_halves` replaces
-_MAX_DEPTH = 1024  # JSON that is nested more deeply is refused for that
-_LONGEST_NAME = 80  # characters of a key in a place
-_LONGEST_PLACE = 200  # characters
 
 # Matches everything up to the first half. Backslashes occur in texts only, and each is matched with the character after it.
 _UP_TO_HALF = re.compile(
@@ -92,43 +87,14 @@ _UP_TO_HALF = re.compile(
     rb"(?=\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
     re.DOTALL,
 )
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},:]', re.DOTALL)
 _NUL = rb"\u0000"
 _NO_TOKEN = "\ufffd"  # the replacement character
-_Level = list[int | str]  # one open list or object: the index or the key that is being read
 
 
-class Half(NamedTuple):
-    """An error in a text: `where` is its place ("": the body), and `rule` says what is wrong."""
-
-    where: str
-    rule: str
-
-    def __str__(self) -> str:
-        return f"{self.where if self.where and self.where[0] != '[' else 'body' + self.where}: {self.rule}"
-
-
-def find_half(body: bytes | bytearray | memoryview) -> Half | None:
-    """Return the first half in `body`, which is JSON; None if there is none, or if the JSON before it is malformed.
-
-    The time is linear. The memory is a copy of `body` and of the text with the half.
-    """
-    text = bytes(body)
-    found = _UP_TO_HALF.match(text)
-    if found is None:
-        return None
-    half = found.end()
-    levels: list[_Level] = []
-    is_key = False
-    for count, token in enumerate(_TOKEN.finditer(text)):
-        if token.start() > half or len(levels) > _MAX_DEPTH:
-            return None
-        if token.end() > half:
-            return _named(text[token.start() + 1 : half], levels[:-1] if is_key else levels)
-        if count == MAX_TOKENS:
-            return Half("", f"is not valid Unicode: byte {half} begins half of a surrogate pair")
-        is_key = _read(token[0], levels, is_key)
-    return None
+def half_in(body: bytes | bytearray | memoryview) -> str | None:
+    """Return an error text for the first half in `body`, which is no JSON for that reason or another; None if it has none. The time is linear."""
+    found = _UP_TO_HALF.match(bytes(body))
+    return found and f"is not valid Unicode: byte {found.end()} begins half of a surrogate pair"
 
 
 def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
@@ -155,47 +121,6 @@ def without_nul(text: str) -> str:
 def words_without_nul(words: list[Any]) -> list[Any]:
     """Return `words`, each of which is one token, as bert-as-service reads them: a word with a NUL is an unknown token."""
     return [_NO_TOKEN if isinstance(word, str) and "\0" in word else word for word in words]
-
-
-def _read(token: bytes, levels: list[_Level], is_key: bool) -> bool:
-    """Update `levels` with one token. Return whether the next text is a key."""
-    if token == b"[":
-        levels.append([0])
-    elif token == b"{":
-        levels.append([""])
-        return True
-    elif token in (b"]", b"}"):
-        if levels:
-            levels.pop()
-    elif token == b"," and levels:
-        place = levels[-1][0]
-        if isinstance(place, str):
-            return True
-        levels[-1][0] = place + 1
-    elif is_key and levels:
-        levels[-1][0] = _readable(token[1:-1][: 6 * _LONGEST_NAME])[:_LONGEST_NAME]  # \\u0041 is six bytes
-    return False
-
-
-def _named(before: bytes, levels: list[_Level]) -> Half:
-    """Return the error for a half in the text at `levels`. `before` is the text's content before the half."""
-    where = ""
-    for (place,) in levels:
-        where += f"[{place}]" if isinstance(place, int) else f".{place}" if where else place
-        if len(where) > _LONGEST_PLACE:
-            where = where[:_LONGEST_PLACE] + "..."
-            break
-    return Half(where, f"is not valid Unicode: character {len(_readable(before))} is half of a surrogate pair")
-
-
-def _readable(content: bytes) -> str:
-    """Return the content of a JSON text, with its escapes replaced if they are valid."""
-    raw = content.decode(errors="replace")
-    try:
-        text: str = json.loads(f'"{raw}"', strict=False)
-    except ValueError:
-        return raw
-    return text
 
 
 # What msgspec raises for input that it cannot read, and for values that it cannot write.
@@ -612,11 +537,11 @@ def encode(value: Any, content_type: str) -> bytes:
 
 
 def unreadable(error: BaseException, content_type: str, body: bytes | memoryview = b"") -> InvalidRequest:
-    """Return the InvalidRequest for `error`, one of UNREADABLE, which reading a body of `content_type` has raised. With the `body`, it names the place of a
-    text that is no Unicode."""
-    half = find_half(body) if content_type == JSON else None
+    """Return the InvalidRequest for `error`, one of UNREADABLE, which reading a body of `content_type` has raised. With the `body`, it names the byte at
+    which a text is no Unicode."""
+    half = half_in(body) if content_type == JSON else None
     if half is not None:
-        return InvalidRequest(str(half))
+        return InvalidRequest(f"body: {half}")
     if isinstance(error, RecursionError):
         return InvalidRequest(f"body: must be {content_type}, nested less deeply")
     return InvalidRequest(f"body: must be {content_type} ({error})")

@@ -325,8 +325,8 @@ def test_an_item_that_is_no_text_fails_alone(http: httpx.Client) -> None:
     body = rb'["it", "a\ud800", {"text": "b", "prompt": "\udc00"}, "a\u0000", "then"]'
     answered = http.post("/infer/small/batch", content=body, headers={"content-type": "application/json"}).json()
     assert [each.get("code") for each in answered] == [None, 400, 400, 400, None]
-    assert "character 1 is half of a surrogate pair" in answered[1]["error"]["message"]
-    assert "prompt: is not valid Unicode" in answered[2]["error"]["message"]
+    assert "byte 2 begins half of a surrogate pair" in answered[1]["error"]["message"]
+    assert "body: is not valid Unicode: byte 25" in answered[2]["error"]["message"]
     assert "has a NUL at character 1" in answered[3]["error"]["message"]
 
 

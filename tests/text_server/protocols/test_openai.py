@@ -240,16 +240,6 @@ def test_what_is_not_there_is_refused_in_its_shape(
     assert (answer.headers.get("allow") is not None) == (status == 405)
 
 
-@subcases(("said", "place"), [
-    (rb'{"input": ["a", "\ud800"]}', "input[1]"), (rb'{"input": "\ud800"}', "input"),
-    (rb'{"input": "a", "user": "\ud800"}', "user"),
-])  # fmt: skip
-def test_half_of_a_surrogate_pair_is_named_by_its_place(said: bytes, place: str, plain: Standing) -> None:
-    error = plain.post("/v1/embeddings", content=said).json()["error"]
-    assert error["message"].startswith(f"{place}: is not valid Unicode: character 0 is half of a surrogate pair")
-    assert error["param"] == place.partition("[")[0]
-
-
 def test_every_route_is_described_and_no_other() -> None:
     added = added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts())))
     more = {"/v1/{path}", "/", "/invocations", "/v1/score"}  # whatever is none of the others, and aliases

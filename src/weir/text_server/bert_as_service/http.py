@@ -255,7 +255,7 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     if media in _MSGPACK:
         document = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
-        document = read_json(body, clean="texts")
+        document = read_json(body, clean=True)
     else:
         rule = f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
         raise UnsupportedMediaType(rule)
