@@ -407,7 +407,8 @@ class Batcher:
                 self._cut_bulk(places, polled)
         if bulk.places.free and self._cut_again(bulk, polled):
             self._cut_bulk(bulk.places, polled)
-        return polled.cut
+        cut, polled.cut = polled.cut, []  # so that it keeps no request
+        return cut
 
     def _cut_again(self, work: WorkClass, polled: Poll) -> bool:
         """Cut batches of what is to run again. Return whether other batches may be cut now."""
