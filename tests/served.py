@@ -27,6 +27,8 @@ from weir.cli import main
 # With `make test-fronts`, servers have two fronts unless their tests say how many.
 TEST_FRONTS = bool(os.environ.get("TEST_FRONTS"))
 MODELS = Path(__file__).parent / "served_models.py"
+# With it a program, and all that it starts, has an interpreter of its own, as users' programs have: see template.py.
+COLD = {"PYTHONHASHSEED": "1"}
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
 
 

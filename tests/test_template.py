@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.served import CLEAN, MODELS, Served, start_weir, weir
+from tests.served import CLEAN, COLD, MODELS, Served, start_weir, weir
 from tests.template import TITLE, can_fork
 
 
@@ -53,6 +53,6 @@ def test_a_fork_is_waited_for_and_ended_as_a_process_of_subprocess() -> None:
 
 def test_what_only_an_interpreter_of_its_own_would_read_is_not_forked() -> None:
     assert can_fork({**CLEAN, "WEIR_API_KEY": "a"})
-    assert not can_fork({**CLEAN, "PYTHONPATH": "/elsewhere"})
-    process = start_weir(["--version"], {**CLEAN, "PYTHONHASHSEED": "1"})
+    assert not can_fork({**CLEAN, "PYTHONPATH": "/elsewhere"}) and not can_fork({**CLEAN, **COLD})
+    process = start_weir(["--version"], {**CLEAN, **COLD})
     assert process.communicate()[0].startswith("weir ")

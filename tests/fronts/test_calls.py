@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.fronts.kit import MODELS, Increase, fronts_of, metric
 from tests.rings import subcases
-from tests.served import Served, until
+from tests.served import COLD, Served, until
 
 from weir.client import GrpcClient
 from weir.wire.inference import InferenceRequest, TensorValue
@@ -136,7 +136,7 @@ def test_a_front_that_is_killed_loses_its_own_calls_only(served: Served) -> None
 
 
 def test_the_key_is_required_for_what_fronts_answer_and_what_they_pass_on() -> None:
-    with Served(f"{MODELS}:Add", "--fronts", 2, "--grpc-port", 0, "--api-key", "secret") as served:
+    with Served(f"{MODELS}:Add", "--fronts", 2, "--grpc-port", 0, "--api-key", "secret", env=COLD) as served:
         served.until_grpc().until_ready()
         with channel(served) as opened:
             for path, body in ((INFER, tensors("add", ROWS)), ("/inference.GRPCInferenceService/RepositoryIndex", b"")):

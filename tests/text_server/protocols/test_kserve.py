@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
 from tests.rings import subcases
-from tests.served import Served
+from tests.served import COLD, Served
 from tests.text_models import tiny, tiny_tokens
 
 import weir.embedding
@@ -197,7 +197,7 @@ def test_raw_and_generated(http: httpx.Client, vectors: Any) -> None:
 def test_a_model_that_is_loaded_anew_answers_at_all_endpoints(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
     # A process of its own: the model's code is read anew there too.
-    with Served(model, "--cache", tmp_path / "cache", "--no-calibrate", command="embed serve") as served:
+    with Served(model, "--cache", tmp_path / "cache", "--no-calibrate", command="embed serve", env=COLD) as served:
         url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
         with HttpClient(url) as client, EmbeddingClient(url, check_length=False) as other:
             before = other.encode(TEXTS)
