@@ -175,7 +175,7 @@ KINDS = {
     },
     "what passes through several fronts": {
         "call-not-withdrawn-onward": Fault("weir.frontends.grpc.aio:Relay._pass", skips("onward.cancel")),
-        "call-passed-on-nowhere": Fault("weir.fronts.calls:FrontUnary.failing", skips("_pass_on")),
+        "call-passed-on-nowhere": Fault("weir.fronts.calls:FrontCall.fail", skips("_pass_on")),
         "name-of-an-error-lost-onward": Fault("weir.frontends.grpc.aio:_return", mistakes("trailers", "()")),
         "end-of-a-stream-not-passed-on": Fault("weir.frontends.grpc.aio:_send", skips("done_writing")),
         "form-of-another-api": Fault("weir.text_server.fronts:FrontTextRequest.end_with", value=_other_form),
