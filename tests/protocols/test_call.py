@@ -80,10 +80,6 @@ def raised(error: Exception, *_: Any) -> Any:
     raise error
 
 
-async def forever() -> None:
-    await asyncio.Event().wait()
-
-
 async def over(call: Recorded) -> None:
     """Return when the request has ended."""
     await until(lambda: call.over)
@@ -134,15 +130,14 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
             call.attempt(partial(call.stream, call.asked, InferenceRequest("ticking", [items(b'"go"')])))
             await until(lambda: bool(call.sent))
         elif state == "loading":
-            call.attempt(partial(raised, unread_model("pair", forever)))
+            call.attempt(partial(raised, unread_model("pair", asyncio.get_running_loop().create_future)))
         else:
             call.begin()
         if state in long:
             await asyncio.to_thread(call.at_work.wait)
         if state == "queued":
             await until(lambda: bool(executor.pending))
-        sent = [*call.sent]
-        assert streams or not sent
+        assert not (sent := [*call.sent]) or streams
         call.leave()
         call.leave()
         call.go_on.set()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,15 @@ def test_limits_and_indices() -> None:
 
 
 @subcases("objective", [None, LatencySLO(0.02, 0.01, 0.001)])
-def test_a_bank_survives_being_a_file(objective: LatencySLO | None) -> None:
+def test_a_bank_survives_being_a_file_and_another_process(objective: LatencySLO | None) -> None:
     made = bank(objective=objective)
-    read = Bank.from_bytes(made.to_bytes())
-    for name in ("rates", "tables", "max_waiting", "response_time_ms", "p99_ms", "power_w"):
-        assert np.array_equal(getattr(read, name), getattr(made, name)), name
-        assert getattr(read, name).dtype == getattr(made, name).dtype
-    assert (read.prices, read.workers, read.objective) == (made.prices, 2, objective)
-    assert read.profile.to_toml() == PROFILE.to_toml()
+    for read in (Bank.from_bytes(made.to_bytes()), pickle.loads(pickle.dumps(made))):
+        for name in ("rates", "tables", "max_waiting", "response_time_ms", "p99_ms", "power_w"):
+            assert np.array_equal(getattr(read, name), getattr(made, name)), name
+            assert getattr(read, name).dtype == getattr(made, name).dtype
+        assert (read.prices, read.workers, read.objective) == (made.prices, 2, objective)
+        assert read.profile.to_toml() == PROFILE.to_toml()
+        assert not read.tables.flags.writeable and not read.profile.cv.flags.writeable
 
 
 @subcases(
