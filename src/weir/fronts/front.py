@@ -263,8 +263,8 @@ class Leaving(Kept):
     def resume_writing(self) -> None:
         """All is written: pass the connection on. Its transport here is closed, which does not close the connection."""
         if not self.transport.is_closing():
-            self._sender.send_from(self.transport, self._replay)
             self.shared.connections.discard(self)
+            self._sender.send_from(self.transport, self._replay)
 
     def sweep(self, now: float) -> None:
         """Close the connection if its client has not read for too long."""

@@ -490,10 +490,10 @@ class FrontsServer(HttpServer):
             self._handshakes.discard(task)  # from now on it is counted as a connection
             return self._connect_any()
 
+        self._plan.figures.figures.took(front + 1)  # before it is counted here
         if connection is not None:
             accepting = self._accept(connection, partial(_Passed, make, data, origin))
             task = in_background(accepting, "a connection that a front has handed over", self._handshakes)
-        self._plan.figures.figures.took(front + 1)  # only now: it is counted here
 
     def sweep(self) -> None:
         """See HttpServer."""

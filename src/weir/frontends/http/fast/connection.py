@@ -687,8 +687,9 @@ class Connection(ResponseWriter):
         self._leave()
         if self._reading_paused:
             self.transport.resume_reading()
+        # Before it is counted elsewhere: counted twice, it could be one too many for another process.
+        self.shared.connections.discard(self)
         self.shared.hand_over.go_on(self.shared, self.transport, replay)
-        self.shared.connections.discard(self)  # only now: it is counted elsewhere
 
 
 _CONTINUE = b"HTTP/1.1 100"
