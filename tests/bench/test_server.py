@@ -120,10 +120,8 @@ def test_a_connection_that_breaks_costs_its_own_request_only(name: str, error: s
         return name == "garbage"
 
     outcome, _ = measure(on(20, misbehave))
-    assert (
-        outcome.errors == {error if name == "garbage" else f"connection {error}": 1}
-        and outcome.answered == outcome.requests - 1
-    )
+    errors = {error if name == "garbage" else f"connection {error}": 1}
+    assert outcome.errors == errors and outcome.answered == outcome.requests - 1
 
 
 def test_a_slow_answer_is_given_up_with_its_connection() -> None:
@@ -200,10 +198,9 @@ def test_what_answers_nothing_is_reported_in_one_line() -> None:
 
 def test_an_answer_before_the_end_of_a_large_request_ends_its_connection() -> None:
     """The rest of the request is still to be sent: nothing may follow it."""
+    # More than the system takes from a client while the server reads nothing.
     buffers = sum(int(Path(f"/proc/sys/net/ipv4/tcp_{name}").read_text().split()[2]) for name in ("wmem", "rmem"))
-    large = (
-        "[" + "1," * (buffers // 2) + "1]"
-    )  # more than the system takes from a client while the server reads nothing
+    large = "[" + "1," * (buffers // 2) + "1]"
 
     class Hasty(Stub):
         async def answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -24,7 +24,7 @@ async def connected() -> AsyncIterator[tuple[AsyncConnection, socket.socket]]:
     here, there = socket.socketpair()
     here.setblocking(False)
     with there:
-        connection = AsyncConnection(here, direct=True)
+        connection = AsyncConnection(direct=True)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=here)
         yield connection, there
         connection.close()

@@ -354,13 +354,14 @@ def _connect(server: ServerAddress, timeout: float) -> _Connection:
 class AsyncConnection(asyncio.Protocol):
     """A connection of an event loop, on which one request is under way at a time.
 
-    With `direct`, bytes are written to the socket itself: a transport of uvloop sends them only at the end of the event loop's turn,
-    which makes each request later and hides when it was sent.
+    With `direct`, bytes are written to the socket's descriptor: a transport of uvloop sends them only at the end of the event loop's turn,
+    which makes each request later and hides when it was sent. The descriptor is the transport's: a socket object beside it would close the
+    number a second time, perhaps when another connection has it.
     """
 
-    def __init__(self, sock: socket.socket, *, direct: bool) -> None:
-        self._sock = sock
+    def __init__(self, *, direct: bool) -> None:
         self._direct = direct
+        self._descriptor = -1
         self._reader = ResponseReader()
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[HttpReply] | None = None  # to the request under way
@@ -370,17 +371,20 @@ class AsyncConnection(asyncio.Protocol):
         """Send the bytes `data` of a request, and return the future response. It fails with an OSError if the connection is lost."""
         self._reply = reply = asyncio.get_running_loop().create_future()
         self._reader.begin()
-        sent = 0
+        sent, transport = 0, self._transport
+        if transport is None or transport.is_closing():
+            self._end(RESET)
+            return reply
         if self._direct:
             try:
-                sent = self._sock.send(data)
+                sent = os.write(self._descriptor, data)
             except BlockingIOError:
                 pass
             except OSError:
                 self._end(RESET)
                 return reply
-        if sent < len(data) and self._transport is not None:
-            self._transport.write(data[sent:])
+        if sent < len(data):
+            transport.write(data[sent:])
         return reply
 
     async def chunks(self, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -451,6 +455,8 @@ class AsyncConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
+        if self._direct:
+            self._descriptor = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
         """Read received bytes. What no request has asked for ends the connection."""
@@ -559,25 +565,20 @@ async def dial(server: ServerAddress) -> AsyncConnection:
     wrong = OSError("no address")
     for family, address in await _addresses(server):
         try:
-            return await _dialled(server, socket.socket(family, socket.SOCK_STREAM), address)
+            return await _dialled(server, family, address)
         except OSError as error:
             wrong = error
     raise NotConnected(reason_of(wrong)) from wrong
 
 
-async def _dialled(server: ServerAddress, sock: socket.socket, address: Any) -> AsyncConnection:
+async def _dialled(server: ServerAddress, family: int, address: Any) -> AsyncConnection:
     loop, tls = asyncio.get_running_loop(), server.tls
-    try:
-        sock.setblocking(False)
-        if server.uds is None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(sock, address)
-        connection = AsyncConnection(sock, direct=tls is None)
-        name = None if tls is None else server.host
-        await loop.create_connection(lambda: connection, sock=sock, ssl=tls, server_hostname=name)
-    except BaseException:
-        sock.close()
-        raise
+    connection = AsyncConnection(direct=tls is None)
+    name = None if tls is None else server.host
+    if server.uds is not None:
+        await loop.create_unix_connection(lambda: connection, address, ssl=tls, server_hostname=name)
+    else:
+        await loop.create_connection(lambda: connection, *address[:2], family=family, ssl=tls, server_hostname=name)
     return connection
 
 
