@@ -34,7 +34,7 @@ from benchmarks.harness.result import Part, Result, Run
 from benchmarks.harness.servers import ROOT, ask_own
 from benchmarks.models import TEN_TIMES, Exactly
 from weir.batching.settings import BatchingSettings
-from weir.bench.run import Alarm, OpenLoop
+from weir.bench.run import Alarm, send_on_time
 from weir.bench.target import Ledger as Books
 from weir.errors import WeirError
 from weir.messages import Dispatch, Request, Timing
@@ -265,8 +265,7 @@ class Ledger(SilentObserver):
 
 async def feed(service: weir.Service, intended: Floats) -> list[float]:
     """Hand over one request at each instant, without waiting for answers; return how late each was, in ms."""
-    loop = asyncio.get_running_loop()
-    finished, late_ms = loop.create_future(), []
+    late_ms = []
 
     def send(number: int) -> None:
         late_ms.append(1000.0 * (time.monotonic() - books.intended[number]))
@@ -274,15 +273,7 @@ async def feed(service: weir.Service, intended: Floats) -> list[float]:
 
     books = Books(intended.tolist())
     with closing(Alarm()) as alarm:
-        OpenLoop(
-            books,
-            send,
-            clock=time.monotonic,
-            waker=alarm,
-            soon=loop.call_soon,
-            finished=lambda: finished.set_result(None),
-        ).tick()
-        await finished
+        await send_on_time(books, send, time.monotonic, alarm)
     return late_ms
 
 

@@ -99,11 +99,9 @@ class FakeWaker:
     def __init__(self, clock: FakeClock, late: float = 0.0) -> None:
         self._clock = clock
         self._late = late
-        self.times: list[float] = []
 
-    def set(self, when: float, callback: Callable[[], None]) -> None:
-        self.times.append(when)
-        self._clock.call_at(when + self._late, callback)
+    async def until(self, when: float) -> None:
+        self._clock.advance(max(0.0, when + self._late - self._clock()))
 
 
 class Echo(Target):
@@ -120,8 +118,8 @@ class Echo(Target):
 
     def send(self, index: int) -> None:
         self.sent.append(index)
-        self._ledger.sent[index] = self._clock()
-        self._ledger.end(index, self._clock(), self._outcome)
+        self.ledger.sent[index] = self._clock()
+        self.ledger.end(index, self._clock(), self._outcome)
 
     async def close(self) -> None:
         self.closed = True

@@ -13,8 +13,8 @@ import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
 from tests.rings import subcases
 
-from weir.bench import HttpOptions, ServerTarget, run_bench, server
-from weir.bench.run import Clock, LoadSettings, Outcome, Round, make_load, make_outcome, run_round
+from weir.bench import HttpOptions, LoadSettings, ServerTarget, run_bench, server
+from weir.bench.run import Clock, Outcome, Round, make_load, make_outcome, run_round
 from weir.bench.server import DeclaredInput, TargetEndpoint, declared_inputs, endpoint_of, made_request, outcome_of
 from weir.client.http_calls import HttpCalls, HttpReply
 from weir.client.http_connection import NotConnected
@@ -305,7 +305,7 @@ async def test_every_request_ends_and_counts_once(
     sender: FakeSender, field: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that does not end by itself is given up."""
-    monkeypatch.setitem(server._PROTOCOLS, "http", server._Row(lambda endpoint, options: (HttpCalls(), sender)))
+    monkeypatch.setitem(server._PROTOCOLS, "http", lambda endpoint, options: (HttpCalls(), sender))
     target = ServerTarget("http://a/x", "3", HttpOptions(timeout=0.2))
     load = LoadSettings("constant", rate=100, duration=0.1, warm_up=0.0, max_lag_ms=1e9)
     outcome = (await run_bench([target], load)).outcome

@@ -9,38 +9,100 @@ target.py   the contract of a target, the ledger of a round, the batches that a 
 server.py   an endpoint of a server: any path that accepts POST, or the Open Inference Protocol over HTTP, gRPC and WebSocket
 report.py   the progress line, tables, Markdown, JSON and the figure
 vectors.py  the tables for a server of text vectors
+
+Importing this module loads the settings only, from which the command line is made.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from importlib import import_module
+from math import inf
+from typing import TYPE_CHECKING, Any
 
-import uvloop
-
-from weir.bench.report import Progress
-from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
-from weir.bench.server import HttpOptions, ServerTarget
-from weir.bench.target import InProcessTarget, Target
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
-from weir.model import Model
-from weir.serving.service import Service
-from weir.simulation.statistics import Estimate
+
+if TYPE_CHECKING:
+    from weir.bench.run import Lag, Outcome, Report, run_bench
+    from weir.bench.server import ServerTarget
+    from weir.bench.target import InProcessTarget, Target
+    from weir.model import Model
+    from weir.serving.service import Service
+    from weir.simulation.statistics import Estimate
 
 __all__ = [
     "Estimate", "HttpOptions", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "ServerTarget", "Target",
     "bench", "run_bench", "run_shown",
 ]  # fmt: skip
 
+_WHERE = {
+    **dict.fromkeys(("Lag", "Outcome", "Report", "run_bench"), "weir.bench.run"),
+    **dict.fromkeys(("InProcessTarget", "Target"), "weir.bench.target"),
+    "ServerTarget": "weir.bench.server",
+    "Estimate": "weir.simulation.statistics",
+}
+
+_FINITE = (lambda value: 0 < value < inf, "must be greater than 0, and finite")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'weir.bench' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+@dataclass(frozen=True)
+class LoadSettings(Checked):
+    """The load of a run. Durations are in seconds; `arrivals` may also be an instance of Arrivals."""
+
+    arrivals: Any = setting(
+        "poisson",
+        "when requests are sent: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE",
+        metavar="TEXT",
+    )
+    rate: float | None = setting(None, "requests per second, unless the arrivals state a rate", rule=_FINITE)
+    duration: float | None = setting(None, "seconds of load (default: 10, or the length of the trace)", rule=_FINITE)
+    concurrency: int | None = setting(
+        None,
+        "closed loop instead: number of callers, each of which waits for a response before it sends again",
+        rule=AT_LEAST_ONE,
+    )
+    warm_up: float = setting(
+        0.1,
+        "share of each round, at its start, that is not counted",
+        rule=(lambda value: 0 <= value < 1, "must be 0 or more, and less than 1"),
+    )
+    rounds: int | None = setting(
+        None, "rounds in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
+    )
+    seed: int = setting(1, "seed of random arrivals", rule=AT_LEAST_ZERO)
+    max_lag_ms: float | None = setting(
+        None, "p99 send lag in ms above which the run fails (default: above 1 ms, it warns)", rule=POSITIVE
+    )
+
+
+@dataclass(frozen=True)
+class HttpOptions(Checked):
+    """How requests are sent to a server."""
+
+    headers: Mapping[str, str] = setting({}, "header to send with each request; repeatable", metavar="NAME: VALUE")
+    timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)
+    max_connections: int = setting(1000, "maximum number of open connections", rule=AT_LEAST_ONE)
+    insecure: bool = setting(False, "accept any certificate")
+    channels: int = setting(4, "connections for gRPC or WebSocket; each carries many requests", rule=AT_LEAST_ONE)
+    rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
+
 
 def bench(
-    *targets: str | type[Model] | type[Service] | Target,
+    *targets: "str | type[Model] | type[Service] | Target",
     data: str | Sequence[Any] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout: float = 10.0,
     progress: bool = False,
     **settings: Any,
-) -> Report:
+) -> "Report":
     """Put the same load on `targets`, in turns, and return the results.
 
     Arguments:
@@ -68,26 +130,28 @@ def bench(
     return run_shown([_target(each, data, options) for each in targets], load, progress=progress)
 
 
-def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bool) -> Report:
+def run_shown(targets: "Sequence[Target]", settings: LoadSettings, *, progress: bool) -> "Report":
     """Run `run_bench` in an event loop of its own, with its progress in a line on stderr if `progress`. Raises what it raises."""
-    if not progress:
-        return uvloop.run(run_bench(targets, settings))
-    line = Progress()
+    import uvloop
 
-    async def run() -> Report:
-        showing = asyncio.ensure_future(line.run())
-        try:
-            return await run_bench(targets, settings, watch=line.watch)
-        finally:
-            showing.cancel()
+    from weir.bench.report import progress_shown, show_line
+    from weir.bench.run import run_bench
+
+    async def run() -> "Report":
+        async with progress_shown() as watch:
+            return await run_bench(targets, settings, watch=watch)
 
     try:
-        return uvloop.run(run())
+        return uvloop.run(run() if progress else run_bench(targets, settings))
     finally:
-        line.clear()
+        if progress:
+            show_line("")
 
 
-def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:
+def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> "Target":
+    from weir.bench.server import ServerTarget
+    from weir.bench.target import InProcessTarget
+
     if isinstance(target, str):
         return ServerTarget(target, data, options)
     if isinstance(target, type):

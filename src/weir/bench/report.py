@@ -4,9 +4,8 @@ import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,26 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from weir.bench.run import QUANTILES, Outcome, Report, TargetTurn
-from weir.bench.target import Ledger
-from weir.figures import figure, styles
-from weir.simulation.statistics import Estimate
+from weir.bench.run import QUANTILES, Outcome, Report, TargetTurn, Watch
+from weir.bench.target import Batches, Ledger
+from weir.figures import figure, plain_log, styles
+from weir.simulation.statistics import Estimate, plain
 
 Row = tuple[str, list[str]]
 
 _HIDDEN = ("times_ms", "instants")
-_LABELS = dict(zip(QUANTILES, ("p50", "p90", "p95", "p99", "p99.9"), strict=True))
+_ESTIMATES = {"response time, ms: mean": "response_time_ms"} | dict(
+    zip(("p50", "p90", "p95", "p99", "p99.9"), QUANTILES, strict=True)
+)
 
 
 def to_dict(report: Report) -> dict[str, Any]:
     """Return the report without the individual response times as a JSON-able dict; unknown values are None."""
-    values = {name: value for name, value in vars(report).items() if name != "outcomes"}
     outcomes = {
-        name: {key: _plain(value) for key, value in vars(outcome).items() if key not in _HIDDEN}
+        name: {key: plain(value) for key, value in vars(outcome).items() if key not in _HIDDEN}
         for name, outcome in report.outcomes.items()
     }
-    return {**values, "outcomes": outcomes}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    return {**vars(report), "outcomes": outcomes}
 
 
 def headline(report: Report) -> str:
@@ -77,7 +69,7 @@ def markdown(report: Report) -> str:
 def rows(report: Report) -> list[Row]:
     """Return the rows of the table: a label, and a cell for each target. Rows without any content are left out."""
     outcomes = list(report.outcomes.values())
-    found = [*_requests(outcomes), *_times(outcomes), *_sending(outcomes), *_batches(outcomes)]
+    found = [*_requests(outcomes), *_times(outcomes), *_batches([each.batches for each in outcomes])]
     return [(label, cells) for label, cells in found if any(cells)]
 
 
@@ -94,36 +86,30 @@ def _requests(outcomes: list[Outcome]) -> Iterator[Row]:
 
 
 def _times(outcomes: list[Outcome]) -> Iterator[Row]:
-    yield "response time, ms: mean", [_interval(each.response_time_ms) for each in outcomes]
-    for name, label in _LABELS.items():
+    for label, name in _ESTIMATES.items():
         yield label, [_interval(getattr(each, name)) for each in outcomes]
     yield "max", [_number(each.max_ms) for each in outcomes]
-
-
-def _sending(outcomes: list[Outcome]) -> Iterator[Row]:
-    if outcomes[0].rate is not None:
-        lags = [each.lag for each in outcomes]
-        yield "send lag, ms: p50 / p99 / max", [" / ".join(map(_number, lag)) for lag in lags]
+    lags = [each.lag if each.rate is not None else () for each in outcomes]
+    yield "send lag, ms: p50 / p99 / max", [" / ".join(map(_number, lag)) for lag in lags]
     yield "connections", [str(each.connections or "") for each in outcomes]
     yield "waited for a connection", [f"{each.held:,}" if each.held else "" for each in outcomes]
 
 
-def _batches(outcomes: list[Outcome]) -> Iterator[Row]:
-    batches = [each.batches for each in outcomes]
+def _batches(batches: list[Batches | None]) -> Iterator[Row]:
     yield "batches", [f"{each.count:,}" if each else "" for each in batches]
     yield "mean batch size", [f"{each.mean_rows:.2f}" if each else "" for each in batches]
     for reason in sorted({reason for each in batches if each for reason in each.reasons}):
-        yield f"cut by {reason}", [_share(each.reasons.get(reason, 0), each.count) if each else "" for each in batches]
+        yield f"cut by {reason}", [_share(each, reason) if each else "" for each in batches]
     for label, name in (("queue time, ms", "queue_time_ms"), ("predict of a batch, ms", "predict_time_ms")):
         yield label, [_number(getattr(each, name)) if each else "" for each in batches]
 
 
-def _share(count: int, whole: int) -> str:
-    return f"{count / whole:.1%}" if whole else ""
+def _share(batches: Batches, reason: str) -> str:
+    return f"{batches.reasons.get(reason, 0) / batches.count:.1%}" if batches.count else ""
 
 
 def _interval(value: Estimate) -> str:
-    half = (value.high - value.low) / 2.0
+    half = value.half_width
     return f"{_number(value.value)} ± {_number(half)}" if isfinite(half) else _number(value.value)
 
 
@@ -141,26 +127,28 @@ _MARKED = (0.5, 0.1, 0.01, 0.001)  # the shares beyond p50, p90, p99 and p99.9
 def draw(report: Report, path: Path) -> None:
     """Draw the distribution of response times and their course over time, and write `path` as PNG and SVG. Raises SettingsError
     without matplotlib."""
-    with figure(path, 1, 2, size=(9.6, 3.8)) as (drawing, axes):
+    with figure(path, 1, 2, size=(9.6, 3.8)) as (drawing, ((tail, course),)):
         drawing.suptitle(headline(report), fontsize=9)
-        for each in axes.flat:
-            each.set(yscale="log")
-        axes[0, 0].set(xscale="log")
         for outcome, style in zip(report.outcomes.values(), styles(), strict=False):
             if len(outcome.times_ms):
-                _draw_tail(axes[0, 0], outcome, style)
-                _draw_course(axes[0, 1], outcome, style)
-        _label_tail(axes[0, 0])
-        _label_course(axes[0, 1])
+                _draw_tail(tail, outcome, style)
+                _draw_course(course, outcome, style)
+        tail.set(xlabel="response time from the intended instant, ms", ylabel="share of requests that took longer")
+        tail.set_title("marked: p50, p90, p99, p99.9", fontsize=8, loc="right")
+        plain_log(tail, "x", "y")
+        tail.set_ylim(top=1.0)
+        if tail.lines:
+            tail.legend(fontsize=8, loc="lower left")
+        course.set(xlabel="instant at which the request was to be sent, s", ylabel="response time, ms")
+        course.set_title("thick: median, thin: largest", fontsize=8, loc="right")
+        plain_log(course, "y")
 
 
 def _draw_tail(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
-    times = np.sort(outcome.times_ms)
-    beyond = 1.0 - np.arange(len(times)) / len(times)
-    # Equally many points in each decade of the share, as the tail matters most.
-    shown = np.unique(np.searchsorted(-beyond, -np.geomspace(1.0, beyond[-1], _POINTS)).clip(0, len(times) - 1))
-    marks = [int(np.searchsorted(-beyond[shown], -share)) for share in _MARKED if share > beyond[-1]]
-    axes.plot(times[shown], beyond[shown], label=outcome.target, markevery=marks, **style)
+    shares = np.geomspace(1.0, 1.0 / len(outcome.times_ms), _POINTS)
+    marks = [int(np.searchsorted(-shares, -share)) for share in _MARKED if share > shares[-1]]
+    times = np.quantile(outcome.times_ms, 1.0 - shares)
+    axes.plot(times, shares, label=outcome.target, markevery=marks, **style)
 
 
 def _draw_course(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
@@ -173,63 +161,31 @@ def _draw_course(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
     axes.plot(middles[known], [parts[index].max() for index in known], **{**plain, "linewidth": 0.6})
 
 
-def _label_tail(axes: Any) -> None:
-    axes.set(xlabel="response time from the intended instant, ms", ylabel="share of requests that took longer")
-    axes.set_title("marked: p50, p90, p99, p99.9", fontsize=8, loc="right")
-    _number_plainly(axes.xaxis)
-    _number_plainly(axes.yaxis, (1.0,))
-    axes.set_ylim(top=1.0)
-    if axes.lines:
-        axes.legend(fontsize=8, loc="lower left")
-
-
-def _label_course(axes: Any) -> None:
-    axes.set(xlabel="instant at which the request was to be sent, s", ylabel="response time, ms")
-    axes.set_title("thick: median, thin: largest", fontsize=8, loc="right")
-    _number_plainly(axes.yaxis)
-
-
-def _number_plainly(axis: Any, steps: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
-    """Label a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
 _INTERVAL = 0.25  # seconds
-_LAG_REQUESTS = 256  # the shown send lag is that of so many requests
+_LAG_REQUESTS = 256  # the shown send lag is that of the last requests, this many
 
 
-class Progress:
-    """Shows how far a run is, in one line on stderr. `watch` must be called for each turn, and `run` shows the line until it is
-    cancelled; then `clear` removes it."""
+@asynccontextmanager
+async def progress_shown() -> AsyncIterator[Watch]:
+    """Show several times a second how far a run is, in one line on stderr, until the block ends. It gives the yielded Watch to the run."""
+    turns: list[tuple[TargetTurn, Ledger, float]] = []
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._turn: TargetTurn | None = None
-        self._ledger = Ledger()
-        self._since = 0.0
-
-    def watch(self, turn: TargetTurn, ledger: Ledger) -> None:
-        """Show this turn from now on."""
-        self._turn, self._ledger, self._since = turn, ledger, self._clock()
-
-    async def run(self) -> None:
-        """Show the line a few times a second, from a thread: a terminal may be slow to take it."""
+    async def show() -> None:
         while True:
             await asyncio.sleep(_INTERVAL)
-            if self._turn is not None:
-                line = progress_line(self._turn, self._ledger, self._clock() - self._since)
-                await asyncio.to_thread(_show, line)
+            for turn, ledger, since in turns[-1:]:
+                line = progress_line(turn, ledger, time.monotonic() - since)
+                await asyncio.to_thread(show_line, line)  # a terminal may be slow to take it
 
-    def clear(self) -> None:
-        """Remove the line."""
-        _show("")
+    showing = asyncio.ensure_future(show())
+    try:
+        yield lambda turn, ledger: turns.append((turn, ledger, time.monotonic()))
+    finally:
+        showing.cancel()
 
 
-def _show(line: str) -> None:
+def show_line(line: str) -> None:
+    """Put `line` in the place of the last line on stderr."""
     with suppress(OSError):  # the terminal is gone
         sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
         sys.stderr.flush()

@@ -1,28 +1,28 @@
 """A whole run: rounds of load in which the targets take turns, and the results of each target.
 
-`LoadSettings` describe the load. `make_load` makes the instants of every round, which are the same for each target. `OpenLoop`
-sends each request at its instant; `ClosedLoop` sends one as soon as another is answered. `run_round` runs one of them until every
-request has ended.
+`LoadSettings` describe the load. `make_load` makes the instants of every round, which are the same for each target. `send_on_time`
+sends each request at its instant; `send_by_callers` sends one as soon as another is answered. `run_round` awaits one of them, and then
+the end of every request.
 """
 
 import asyncio
 import ctypes
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from math import inf
 from operator import add
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.bench import LoadSettings
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Counts, Ledger, Target, batches_of
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.simulation.arrivals import Arrivals, parse_arrivals
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
@@ -31,35 +31,6 @@ Floats = NDArray[np.float64]
 
 _SHORTEST_ROUND = 0.05  # seconds
 _MAX_REQUESTS = 20_000_000  # the ledger of so many takes some gigabytes
-_FINITE = (lambda value: 0 < value < inf, "must be greater than 0, and finite")
-
-
-@dataclass(frozen=True)
-class LoadSettings(Checked):
-    """The load of a run. Durations are in seconds."""
-
-    arrivals: str | Arrivals = setting(
-        "poisson", "when requests are sent (poisson, constant, gamma:cv=2, trace:FILE, ...)"
-    )
-    rate: float | None = setting(None, "requests per second, unless the arrivals state a rate", rule=_FINITE)
-    duration: float | None = setting(None, "seconds of load (default: 10, or the length of the trace)", rule=_FINITE)
-    concurrency: int | None = setting(
-        None,
-        "closed loop instead: number of callers, each of which waits for a response before it sends again",
-        rule=AT_LEAST_ONE,
-    )
-    warm_up: float = setting(
-        0.1,
-        "share of each round, at its start, that is not counted",
-        rule=(lambda value: 0 <= value < 1, "must be 0 or more, and less than 1"),
-    )
-    rounds: int | None = setting(
-        None, "rounds in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
-    )
-    seed: int = setting(1, "seed of random arrivals", rule=AT_LEAST_ZERO)
-    max_lag_ms: float | None = setting(
-        None, "p99 send lag in ms above which the run fails (default: above 1 ms, it warns)", rule=POSITIVE
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +108,8 @@ def _text(settings: LoadSettings) -> str:
 
 def _arrivals(settings: LoadSettings) -> Arrivals:
     """Return the process of arrivals. If its text states neither a load nor a rate, `rate` is inserted."""
-    text, rate = settings.arrivals, settings.rate
+    text: str | Arrivals = settings.arrivals
+    rate = settings.rate
     if not isinstance(text, str):
         return text
     name, _, rest = text.partition(":")
@@ -150,25 +122,18 @@ def _arrivals(settings: LoadSettings) -> Arrivals:
     return parse_arrivals(text if stated else f"{name}:{','.join([f'rate={rate!r}', *parts])}")
 
 
-_CLOCK_MONOTONIC = 1  # the clock of time.monotonic
-_TFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
 _SOONEST = 1e-9  # seconds; 0 would disarm the timer
 
-
-class _Timespec(ctypes.Structure):
-    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = [("interval", _Timespec), ("value", _Timespec)]
+Clock = Callable[[], float]
+Send = Callable[[int], None]
 
 
 class Waker(Protocol):
-    """A timer that calls back once."""
+    """Lets a coroutine sleep until an instant."""
 
-    def set(self, when: float, callback: Callable[[], None]) -> None:
-        """Call back at `when`, in seconds of the clock, and not before; an earlier setting is forgotten."""
+    async def until(self, when: float) -> None:
+        """Return at `when`, in seconds of the clock, and not before; at once if that has passed."""
 
 
 class Alarm:
@@ -179,29 +144,27 @@ class Alarm:
     """
 
     def __init__(self) -> None:
-        self._callback: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._value = _Itimerspec()
-        self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC)
+        self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._loop.add_reader(self._file, self._fire)
+        self._rung = self._loop.create_future()
+        self._loop.add_reader(self._file, self._ring)
 
-    def set(self, when: float, callback: Callable[[], None]) -> None:
-        """See Waker. An instant in the past calls back at once."""
-        self._callback = callback
+    async def until(self, when: float) -> None:
+        """See Waker."""
+        self._rung = self._loop.create_future()
         seconds, fraction = divmod(max(when, _SOONEST), 1.0)
-        self._value.value.seconds, self._value.value.nanoseconds = int(seconds), int(fraction * 1e9)
-        if self._libc.timerfd_settime(self._file, _TFD_TIMER_ABSTIME, ctypes.byref(self._value), None):
+        timer = (ctypes.c_long * 4)(0, 0, int(seconds), int(fraction * 1e9))  # a struct itimerspec
+        if self._libc.timerfd_settime(self._file, _TFD_TIMER_ABSTIME, timer, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
+        await self._rung
 
-    def _fire(self) -> None:
-        try:
-            os.read(self._file, 8)
-        except BlockingIOError:  # the alarm has been set again since
-            return
-        self._callback()
+    def _ring(self) -> None:
+        os.read(self._file, 8)
+        if not self._rung.done():
+            self._rung.set_result(None)
 
     def close(self) -> None:
         """Disarm the timer and release it. Idempotent."""
@@ -211,105 +174,35 @@ class Alarm:
             self._file = -1
 
 
-# Seconds before an instant for which the event loop turns without sleeping: a wake-up takes up to about so long.
+# Seconds before an instant for which the event loop turns without sleeping: a wake-up may take this long.
 SPIN = 0.0001
-_BURST = 32  # requests that are sent in one turn of the event loop, so that answers are read in between
-
-Clock = Callable[[], float]
-Send = Callable[[int], None]
+_BURST = 32  # requests after which the event loop turns, so that responses are read in between
 
 
-class OpenLoop:
-    """Calls `send(index)` for each request of the ledger at its intended instant, or as soon after it as possible.
-
-    Call `tick` once to begin. `soon(callback)` must call back in the next turn of the event loop. `finished()` is called when the
-    last request has begun.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        send: Send,
-        *,
-        clock: Clock,
-        waker: Waker,
-        soon: Callable[[Callable[[], None]], object],
-        finished: Callable[[], None],
-        spin: float = SPIN,
-    ) -> None:
-        self._ledger = ledger
-        self._send = send
-        self._clock = clock
-        self._waker = waker
-        self._soon = soon
-        self._finished = finished
-        self._spin = spin
-
-    def tick(self) -> None:
-        """Send the requests that are due, and arrange the next call of this method."""
-        ledger = self._ledger
-        intended = ledger.intended
-        index, count = ledger.begun, len(intended)
-        last = index + _BURST
-        while index < count:
-            due = intended[index]
-            now = self._clock()
-            if now < due:
-                if due - now <= self._spin:
-                    self._soon(self.tick)
-                else:
-                    self._waker.set(due - self._spin, self.tick)
-                return
-            if index == last:
-                self._soon(self.tick)
-                return
-            ledger.begun = index + 1
-            self._send(index)
-            index += 1
-        self._finished()
+async def send_on_time(ledger: Ledger, send: Send, clock: Clock, waker: Waker, spin: float = SPIN) -> None:
+    """Call `send(index)` for each request of `ledger` at its intended instant, or as soon after it as possible: an open loop."""
+    for index, due in enumerate(ledger.intended):
+        while (left := due - clock()) > 0.0:
+            await (waker.until(due - spin) if left > spin else asyncio.sleep(0))
+        if index % _BURST == _BURST - 1:
+            await asyncio.sleep(0)
+        ledger.begun = index + 1
+        send(index)
 
 
-class ClosedLoop:
-    """Keeps `concurrency` requests under way until the instant `end`: it sends one whenever another has ended."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        send: Send,
-        *,
-        clock: Clock,
-        soon: Callable[[Callable[[], None]], object],
-        finished: Callable[[], None],
-        concurrency: int,
-        end: float,
-    ) -> None:
-        self._ledger = ledger
-        self._send = send
-        self._clock = clock
-        self._soon = soon
-        self._finished = finished
-        self._end = end
-        self._under_way = concurrency
-        ledger.on_end = self._ended
-
-    def start(self) -> None:
-        """Send the first request of each caller."""
-        for _ in range(self._under_way):
-            self._next()
-
-    def _ended(self, index: int) -> None:
-        self._soon(self._next)  # not at once: a request may end while it is being sent
-
-    def _next(self) -> None:
-        now = self._clock()
-        if now >= self._end:
-            self._under_way -= 1
-            if not self._under_way:
-                self._finished()
+async def send_by_callers(ledger: Ledger, send: Send, clock: Clock, callers: int, end: float) -> None:
+    """Call `send(index)` for as many requests as there are `callers`, and again whenever one has ended, until the instant `end`: a closed
+    loop."""
+    free = asyncio.Semaphore(callers)
+    ledger.on_end = free.release
+    while True:
+        await free.acquire()
+        if ledger.begun % _BURST == _BURST - 1:
+            await asyncio.sleep(0)
+        if (now := clock()) >= end:
             return
-        index = self._ledger.add(now)
-        self._ledger.begun += 1
-        self._send(index)
+        ledger.begun += 1
+        send(ledger.add(now))
 
 
 _LEAD = 0.02  # seconds before the first request
@@ -335,35 +228,30 @@ async def run_round(
     """Run round `index` of `load` until every request has ended. `watch` is called with the ledger at the start."""
     before = await target.counts()
     start = clock() + _LEAD
-    ledger = Ledger() if load.times is None else Ledger((load.times[index] + start).tolist())
-    await target.start_round(ledger)
+    target.ledger = ledger = Ledger() if load.times is None else Ledger((load.times[index] + start).tolist())
     watch(ledger)
-    loop = asyncio.get_running_loop()
-    finished = loop.create_future()
-    end = partial(finished.set_result, None)
-    if load.times is None:
-        start = clock()
-        last, callers = start + load.round_seconds, load.concurrency or 1
-        ClosedLoop(
-            ledger, target.send, clock=clock, soon=loop.call_soon, finished=end, concurrency=callers, end=last
-        ).start()
-        await _settled(target, ledger, finished)
-    else:
-        with closing(Alarm()) as alarm:
-            OpenLoop(ledger, target.send, clock=clock, waker=alarm, soon=loop.call_soon, finished=end).tick()
-            await _settled(target, ledger, finished)
+    sweeping = asyncio.ensure_future(_sweep(target))
+    try:
+        if load.times is None:
+            start = clock()
+            await send_by_callers(ledger, target.send, clock, load.concurrency or 1, start + load.round_seconds)
+        else:
+            with closing(Alarm()) as alarm:
+                await send_on_time(ledger, target.send, clock, alarm)
+        ended = asyncio.Event()
+        ledger.on_end = ended.set
+        while ledger.open:
+            ended.clear()
+            await ended.wait()
+    finally:
+        sweeping.cancel()
     after = await target.counts()
     return Round(ledger, start, None if before is None or after is None else after - before)
 
 
-async def _settled(target: Target, ledger: Ledger, finished: asyncio.Future[None]) -> None:
-    """Wait until `finished` is done and every request has ended."""
-    while not (finished.done() and ledger.open == 0):
-        if finished.done():
-            await asyncio.sleep(_SWEEP_INTERVAL / 10)
-        else:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(finished), _SWEEP_INTERVAL)
+async def _sweep(target: Target) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_INTERVAL)
         target.give_up()
 
 
@@ -439,7 +327,7 @@ def make_outcome(target: str, load: Load, rounds: Sequence[Round], connections: 
         response_time_ms=_estimate(times, np.mean),
         **{name: _quantile(times, q) for name, q in QUANTILES.items()},
         max_ms=float(times.max()) if len(times) else np.nan,
-        lag=Lag(*(float(each) for each in np.percentile(lags, (50, 99, 100)))) if len(lags) else Lag(0.0, 0.0, 0.0),
+        lag=Lag(*(np.percentile(lags, (50, 99, 100)).tolist() if len(lags) else (0.0, 0.0, 0.0))),
         connections=connections,
         held=held,
         batches=batches_of(reduce(add, counts)) if len(counts) == len(rounds) else None,
@@ -522,20 +410,17 @@ async def run_bench(
         raise SettingsError(f"targets {', '.join(names) or 'none'}: must be one or more, of different names")
     load = make_load(settings, len(targets))
     rounds: dict[str, list[Round]] = {name: [] for name in names}
-    try:
+    async with AsyncExitStack() as opened:
+        for target in targets:
+            opened.push_async_callback(target.close)
         for target in targets:
             await target.open()
+        numbers, count = itertools.count(), load.rounds * len(targets)
         with _without_pauses():
             for index in range(load.rounds):
-                for place, target in enumerate(_turned(targets, index)):
-                    turn = TargetTurn(
-                        target.name, index * len(targets) + place, load.rounds * len(targets), load.round_seconds
-                    )
-                    shown = partial(watch, turn)
+                for target in _turned(targets, index):
+                    shown = partial(watch, TargetTurn(target.name, next(numbers), count, load.round_seconds))
                     rounds[target.name].append(await run_round(target, load, index, clock=clock, watch=shown))
-    finally:
-        for target in targets:
-            await target.close()
     outcomes = {
         target.name: make_outcome(target.name, load, rounds[target.name], target.connections, target.held)
         for target in targets

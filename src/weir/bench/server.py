@@ -9,39 +9,25 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from math import isnan
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
 
+from weir.bench import HttpOptions
 from weir.bench.target import OK, TIMEOUT, UNSENT, Counts, Target, read_counts, read_payloads
 from weir.client.calls import Calls, Unreachable, run_async
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, error_of
 from weir.client.http_connection import AsyncConnections, NotConnected, ServerAddress
 from weir.client.methods import AsyncTransport
-from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, NotFound, SettingsError, WeirError, add_extra
 from weir.model import DATATYPES
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_json import read_request
 from weir.wire.websocket import ErrorMessage
-
-
-@dataclass(frozen=True)
-class HttpOptions(Checked):
-    """How requests are sent to a server."""
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)
-    max_connections: int = setting(1000, "maximum number of open connections", rule=AT_LEAST_ONE)
-    insecure: bool = setting(False, "accept any certificate")
-    channels: int = setting(4, "gRPC or WebSocket connections; each carries many requests", rule=AT_LEAST_ONE)
-    rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
-
 
 # The endpoint that a URL names.
 
@@ -77,7 +63,15 @@ def endpoint_of(url: str) -> TargetEndpoint:
     """Return the endpoint that `url` names; `#binary` at its end means raw tensors. `http://unix:/run/weir.sock:/infer/square` is a path on
     a Unix socket. Raises SettingsError."""
     plain, _, fragment = url.partition("#")
-    endpoint = _of_model(url, plain) if plain.partition(":")[0] in _SCHEMES else _of_http(url, plain)
+    read, rule = (_of_model, _RULE) if plain.partition(":")[0] in _SCHEMES else (_of_http, _HTTP_RULE)
+    try:
+        endpoint = read(plain)
+    except ValueError as error:
+        raise SettingsError(f"target {url!r}: {error}; {rule}") from error
+    if endpoint is None:
+        raise SettingsError(f"target {url!r}: {rule}")
+    if not endpoint.path.isascii() or any(character <= " " for character in endpoint.path):
+        raise SettingsError(f"target {url!r}: the path must be percent-encoded")
     if fragment not in ("", "binary") or (fragment and endpoint.kind not in ("kserve", "ws")):
         rule = (
             "only #binary may follow, and only where tensors would travel as JSON: after /v2/models/MODEL/infer and ws:"
@@ -86,44 +80,35 @@ def endpoint_of(url: str) -> TargetEndpoint:
     return endpoint._replace(binary=bool(fragment))
 
 
-def _of_http(url: str, plain: str) -> TargetEndpoint:
-    if plain.startswith("http://unix:"):
-        socket, colon, path = plain.removeprefix("http://unix:").partition(":")
-        if not (socket and colon and path.startswith("/")):
-            raise SettingsError(f"target {url!r}: {_HTTP_RULE}")
-        server = f"unix:{socket}"
+def _of_http(url: str) -> TargetEndpoint | None:
+    """Return the endpoint of HTTP that `url` names; None if it has another form. Raises ValueError for a wrong port or address."""
+    if url.startswith("http://unix:"):
+        socket, _, path = url.removeprefix("http://unix:").partition(":")
+        server = f"unix:{socket}" if socket and path.startswith("/") else ""
     else:
-        parts = _split(url, plain, _HTTP_RULE)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SettingsError(f"target {url!r}: {_HTTP_RULE}")
-        server = f"{parts.scheme}://{parts.netloc}"
+        parts = urlsplit(url)
+        has_host = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        server = f"{parts.scheme}://{parts.netloc}" if has_host else ""
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if not path.isascii() or any(character <= " " for character in path):
-        raise SettingsError(f"target {url!r}: the path must be percent-encoded")
+    if not server:
+        return None
     found = _INFER.search(path)
     if found is None:
         return TargetEndpoint("http", server, path)
     return TargetEndpoint("kserve", server, path, unquote(found["model"]), found["version"] or "")
 
 
-def _of_model(url: str, plain: str) -> TargetEndpoint:
-    parts = _split(url, plain, _RULE)
-    names = [unquote(name) for name in parts.path.split("/")[1:]]
-    if not parts.hostname or parts.port is None or not 1 <= len(names) <= 2 or not all(names):
-        raise SettingsError(f"target {url!r}: {_RULE}")
+def _of_model(url: str) -> TargetEndpoint | None:
+    """Return the endpoint of gRPC or WebSocket that `url` names; None if it has another form. Raises ValueError for a wrong port or
+    address."""
+    parts = urlsplit(url)
+    name, *version = map(unquote, parts.path.removeprefix("/").split("/"))
+    if not parts.hostname or parts.port is None or not name or not all(version) or len(version) > 1:
+        return None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     kind, tls = _SCHEMES[parts.scheme], parts.scheme in ("grpcs", "wss")
     server = f"{host}:{parts.port}" if kind == "grpc" else f"http{'s' * tls}://{host}:{parts.port}"
-    return TargetEndpoint(kind, server, "", names[0], names[1] if names[1:] else "", tls)
-
-
-def _split(url: str, plain: str, rule: str) -> SplitResult:
-    try:
-        parts = urlsplit(plain)
-        _ = parts.port  # which raises ValueError unless it is a port
-    except ValueError as error:
-        raise SettingsError(f"target {url!r}: {error}; {rule}") from error
-    return parts
+    return TargetEndpoint(kind, server, "", name, "".join(version), tls)
 
 
 # What is sent.
@@ -240,17 +225,12 @@ class Sender(Protocol):
 
     Attributes:
         channels: how many connections carry requests in turn.
-        connections: the largest number of connections that were open at a time.
-        held: how many requests had to wait for a connection because no more were allowed.
+        connections, held: see Target.
     """
 
     channels: int
-
-    @property
-    def connections(self) -> int: ...
-
-    @property
-    def held(self) -> int: ...
+    connections: int
+    held: int
 
     async def connect(self) -> None:
         """Connect. Raises SettingsError."""
@@ -278,22 +258,13 @@ class HttpSender:
     """A Sender over HTTP, where a connection carries one request at a time."""
 
     channels = 1
+    connections = held = 0
 
     def __init__(self, endpoint: TargetEndpoint, options: HttpOptions) -> None:
         headers = {"user-agent": USER_AGENT, **options.headers}
         self._server = ServerAddress(endpoint.server, headers, not options.insecure)
         self._limit = options.max_connections
         self._pool = AsyncConnections(self._server, self._limit)
-
-    @property
-    def connections(self) -> int:
-        """See Sender."""
-        return self._pool.most
-
-    @property
-    def held(self) -> int:
-        """See Sender."""
-        return self._pool.held
 
     async def connect(self) -> None:
         """See Sender."""
@@ -324,6 +295,7 @@ class HttpSender:
 
     async def close(self) -> None:
         """See Sender."""
+        self.connections, self.held = self._pool.most, self._pool.held
         await self._pool.close()
 
 
@@ -399,14 +371,8 @@ def _websocket(endpoint: TargetEndpoint, options: HttpOptions) -> Made:
     return WebSocketCalls(binary=endpoint.binary), ClientSender(connect, options)
 
 
-class _Row(NamedTuple):
-    """A protocol: what makes its calls and its Sender, and whether the server can tell over HTTP about itself."""
-
-    make: Callable[[TargetEndpoint, HttpOptions], Made]
-    has_pages: bool = True
-
-
-_PROTOCOLS = {"http": _Row(_http), "kserve": _Row(_http), "grpc": _Row(_grpc, has_pages=False), "ws": _Row(_websocket)}
+# What makes the calls of a kind of endpoint and their Sender.
+_PROTOCOLS = {"http": _http, "kserve": _http, "grpc": _grpc, "ws": _websocket}
 _PASSING = (408, 429, 503, 504)  # codes of a server that works but is overloaded
 
 
@@ -436,10 +402,10 @@ class ServerTarget(Target):
         self._url = url
         self._options = options or HttpOptions()
         self._endpoint = endpoint = endpoint_of(url)
-        self._row = row = _PROTOCOLS[endpoint.kind]
+        self._has_pages = endpoint.kind != "grpc"  # by which the server tells over HTTP about itself
         with self._named():
             try:
-                self._calls, self._sender = row.make(endpoint, self._options)
+                self._calls, self._sender = _PROTOCOLS[endpoint.kind](endpoint, self._options)
             except ImportError as error:
                 raise SettingsError(f"needs {error.name}; {add_extra('grpc')}") from error
         self._given = None if data is None else self._read(read_payloads(data))
@@ -447,16 +413,6 @@ class ServerTarget(Target):
         self._steps: list[Any] = []
         self._model: str | None = None  # the name under which the server counts these requests
         self._under_way: dict[int, tuple[float, asyncio.Future[Any]]] = {}  # since when, the oldest first
-
-    @property
-    def connections(self) -> int:
-        """See Target."""
-        return self._sender.connections
-
-    @property
-    def held(self) -> int:
-        """See Target."""
-        return self._sender.held
 
     async def open(self) -> None:
         """Connect, make the requests, and check that the first ones are answered. Raises SettingsError."""
@@ -466,7 +422,7 @@ class ServerTarget(Target):
             self._steps = [self._sender.prepared(self._step(request)) for request in requests]
             for index in range(self._sender.channels):
                 await self._check(index)
-            if self._row.has_pages:
+            if self._has_pages:
                 self._model = self._counted(await self._pages.models())
 
     @contextmanager
@@ -497,7 +453,7 @@ class ServerTarget(Target):
             program = self._calls.model_metadata(endpoint.model, endpoint.version)
             metadata = await run_async(program, self._sender.send, self._options.timeout)
         inputs = declared_inputs(endpoint.model, metadata)
-        if self._row.has_pages and inputs[0].datatype == "BYTES":  # a Weir server may describe an item
+        if self._has_pages and inputs[0].datatype == "BYTES":  # a Weir server may describe an item
             example = example_of(await self._pages.json("/openapi.json"), f"/infer/{endpoint.model}")
         return made_request(endpoint, inputs, self._options.rows, example)
 
@@ -537,7 +493,7 @@ class ServerTarget(Target):
         reply.add_done_callback(partial(self._replied, index))
 
     def _sent(self, index: int) -> None:
-        self._ledger.sent[index] = self._clock()
+        self.ledger.sent[index] = self._clock()
 
     def _replied(self, index: int, reply: "asyncio.Future[Any]") -> None:
         error = None if reply.cancelled() else reply.exception()
@@ -551,7 +507,7 @@ class ServerTarget(Target):
             outcome = f"connect: {error}" if isinstance(error, NotConnected) else str(error)
         else:
             outcome = type(error).__name__
-        self._ledger.end(index, self._clock(), outcome)
+        self.ledger.end(index, self._clock(), outcome)
 
     def give_up(self) -> None:
         """End the requests that have timed out, whatever they wait for."""
@@ -562,7 +518,7 @@ class ServerTarget(Target):
                 return
             del self._under_way[index]
             reply.cancel()
-            self._ledger.end(index, self._clock(), UNSENT if isnan(self._ledger.sent[index]) else TIMEOUT)
+            self.ledger.end(index, self._clock(), UNSENT if isnan(self.ledger.sent[index]) else TIMEOUT)
 
     async def counts(self) -> Counts | None:
         """See Target."""
@@ -577,6 +533,7 @@ class ServerTarget(Target):
         if replies:
             await asyncio.wait(replies)
         await self._sender.close()
+        self.connections, self.held = self._sender.connections, self._sender.held
 
 
 def outcome_of(reply: Any) -> str:

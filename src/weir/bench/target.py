@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from weir.catalog.loading import make_service, new_service
 from weir.catalog.sources import ModelToServe, default_name, platform_of_target
 from weir.errors import InvalidRequest, SettingsError, WeirError
-from weir.messages import Reason
 from weir.model import Example, Model, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
+from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Metrics
 from weir.wire.tensors import to_arrays
 
@@ -73,32 +73,34 @@ def batches_of(counts: Counts) -> Batches:
     )
 
 
+# By name of a sample, without the namespace: what it counts.
+_SUMS = {"batch_size_sum": ("rows", "")} | {
+    f"{name}_time_seconds_{end}": (what, name)
+    for name in TIMES
+    for end, what in (("sum", "seconds"), ("count", "values"))
+}
+
+
 def read_counts(text: str, model: str) -> Counts:
     """Return the counts of one model from the text of `/metrics`. Raises SettingsError if the text cannot be parsed."""
-    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.labels.get("model") == model:
-                    samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+        families = list(text_string_to_metric_families(text))
     except ValueError as error:
         raise SettingsError(f"/metrics cannot be read: {error}") from error
-    sums = [name for name in samples if name.endswith("_batch_size_sum")]
-    namespace = sums[0].removesuffix("_batch_size_sum") if sums else "weir"
-
-    def values(name: str) -> list[tuple[dict[str, str], Any]]:
-        return samples.get(f"{namespace}_{name}", [])
-
-    counts: Counts = Counter({("reason", labels["reason"]): value for labels, value in values("batches_total")})
-    before = 0.0  # the buckets of a histogram are cumulated
-    for bound, value in sorted((float(labels["le"]), value) for labels, value in values("batch_size_bucket")):
-        counts["size", f"{bound:g}"], before = value - before, value
-    for what, label, name in (
-        ("rows", "", "batch_size_sum"),
-        *(("seconds", name, f"{name}_time_seconds_sum") for name in TIMES),
-        *(("values", name, f"{name}_time_seconds_count") for name in TIMES),
-    ):
-        counts[what, label] = sum(value for _, value in values(name))
+    samples = [sample for family in families for sample in family.samples if sample.labels.get("model") == model]
+    sums = [sample.name for sample in samples if sample.name.endswith("_batch_size_sum")]
+    namespace = sums[0].removesuffix("batch_size_sum") if sums else "weir_"
+    counts: Counts = Counter()
+    value: Any  # a float, which a Counter takes too
+    below: Any = 0.0
+    for sample in samples:
+        name, value = sample.name.removeprefix(namespace), sample.value
+        if name == "batches_total":
+            counts["reason", sample.labels["reason"]] = value
+        elif name == "batch_size_bucket":  # the buckets of a histogram are cumulated
+            counts["size", f"{float(sample.labels['le']):g}"], below = value - below, value
+        elif name in _SUMS:
+            counts[_SUMS[name]] = value
     return counts
 
 
@@ -119,10 +121,10 @@ class Ledger:
         over: how many have ended.
         failed: how many of these have failed.
         recent: the last response times, in seconds.
-        on_end: is called with the index of each request that ends.
+        on_end: is called at the end of each request.
     """
 
-    def __init__(self, intended: Iterable[float] = (), on_end: Callable[[int], None] | None = None) -> None:
+    def __init__(self, intended: Iterable[float] = (), on_end: Callable[[], None] | None = None) -> None:
         self.intended = array("d", intended)
         count = len(self.intended)
         self.sent = array("d", [nan]) * count
@@ -158,7 +160,7 @@ class Ledger:
             self.failed += 1
         self.recent.append(now - self.intended[index])
         if self.on_end is not None:
-            self.on_end(index)
+            self.on_end()
 
     @property
     def open(self) -> int:
@@ -169,31 +171,26 @@ class Ledger:
 class Target:
     """Base class of what load can be put on. All methods are called in one event loop.
 
-    `send` notes in the round's ledger when the request was sent, and later how it ended. Every request ends, at the latest
-    after its timeout, if `give_up` is called from time to time. `name` is its name in tables.
+    `send` notes in the ledger when the request was sent, and later how it ended. Every request ends, at the latest after its timeout, if
+    `give_up` is called from time to time.
+
+    Attributes:
+        name: its name in tables.
+        ledger: the record of the present round.
+        connections: the largest number of connections that were open at a time, once it is closed; None if it has no connections.
+        held: how many requests had to wait for a connection because no more were allowed, once it is closed.
     """
+
+    connections: int | None = None
+    held = 0
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
+        self.ledger = Ledger()
         self._clock = clock
-        self._ledger = Ledger()
-
-    @property
-    def connections(self) -> int | None:
-        """The largest number of connections that were open at a time; None if it has no connections."""
-        return None
-
-    @property
-    def held(self) -> int:
-        """How many requests had to wait for a connection because no more were allowed."""
-        return 0
 
     async def open(self) -> None:
         """Connect, and check that a request is answered. Raises SettingsError."""
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """Record all further requests in `ledger`."""
-        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Send the request `index` of the round."""
@@ -295,25 +292,17 @@ class InProcessTarget(Target):
     def send(self, index: int) -> None:
         """See Target."""
         items = self._items
-        self._ledger.sent[index] = self._clock()
+        self.ledger.sent[index] = self._clock()
         self._service.infer(items[index % len(items)]).add_done_callback(partial(self._ended, index))
 
     def _ended(self, index: int, call: Call) -> None:
         error = call.exception()
-        self._ledger.end(index, self._clock(), OK if error is None else type(error).__name__)
+        self.ledger.end(index, self._clock(), OK if error is None else type(error).__name__)
 
     async def counts(self) -> Counts | None:
         """Return what the service has reported to its observer."""
-        record = self._metrics.of(self._service.name)
-        rows = record.rows
-        counts: Counts = Counter({("reason", reason.name.lower()): record.batches[reason] for reason in Reason})
-        counts.update({("size", f"{bound:g}"): n for bound, n in zip((*rows.bounds, inf), rows.counts, strict=True)})
-        given: dict[tuple[str, str], Any] = {("rows", ""): rows.sum}
-        for name in TIMES:
-            times = getattr(record, name)
-            given |= {("seconds", name): times.sum, ("values", name): sum(times.counts)}
-        counts.update(given)
-        return counts
+        page, _ = Exposition(self._metrics, lambda frontend, error: "").render()
+        return read_counts(page.decode(), self._service.name)
 
     async def close(self) -> None:
         """Stop the workers."""

@@ -8,16 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import cycle
+from itertools import cycle, takewhile
+from math import inf
 from pathlib import Path
 from statistics import median
-from threading import Barrier, Event, Lock
+from threading import Barrier, BrokenBarrierError, Event
 from typing import IO, Any, NamedTuple
-
-import msgspec
 
 from weir.client import EmbeddingClient, Unreachable
 from weir.client.embedding import EmbeddingTransport
@@ -52,8 +51,12 @@ class Clients(NamedTuple):
 class Patience(NamedTuple):
     """How often each client repeats its request: at most `repeats` times and for `seconds` seconds, but at least once."""
 
-    repeats: int
+    repeats: float
     seconds: float
+
+    def is_over(self, repeats: int, seconds: float) -> bool:
+        """Return whether that is enough."""
+        return repeats >= self.repeats or seconds >= self.seconds
 
 
 def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0) -> list[list[str]]:
@@ -67,107 +70,52 @@ def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0)
 
 
 def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: Sequence[str] = WORDS) -> list[float]:
-    """Return the texts per second of each client, where each waits for its response before it sends again.
+    """Return the texts per second of each client.
 
-    The measurement begins when every client is connected and has had a response. Raises what a call raises.
+    Only times count at which all clients send: they begin when each is connected and has had a response, and go on until the last one has been
+    counted. The count of a client begins when all but one of the requests that it keeps under way are answered, and has at least one response.
+    Raises what a call raises.
     """
-    return _together(connect, clients, vocabulary, lambda client, texts: _waiting(client, texts, patience), Event())
+    start, over = Barrier(clients.number), Event()
+    rates: dict[int, float] = {}
 
+    def count(client: EmbeddingClient, number: int, texts: list[str]) -> None:
+        began = time.perf_counter()
+        for answered, _ in enumerate(_responses(client, clients, texts, over), 2 - clients.ahead):
+            now = time.perf_counter()
+            if answered == 0:
+                began = now
+            elif answered > 0 and number not in rates and patience.is_over(answered, now - began):
+                rates[number] = answered * clients.batch / (now - began)
+                if len(rates) == clients.number:
+                    over.set()
 
-def measure_steady(
-    connect: Connect, clients: Clients, seconds: float, vocabulary: Sequence[str] = WORDS
-) -> list[float]:
-    """Return the texts per second of each client, where each keeps `clients.ahead` requests under way for `seconds` seconds.
-
-    Only times count at which all clients send. The count of a client begins when its first `ahead` requests are answered, and has at
-    least one response. All clients go on until the last one has been counted. Raises what a call raises.
-    """
-    over, lock, left = Event(), Lock(), [clients.number]
-
-    def counted() -> None:
-        with lock:
-            left[0] -= 1
-            if not left[0]:
-                over.set()
-
-    def one(client: EmbeddingClient, texts: list[str]) -> float:
-        return _Steady(clients, seconds, counted, over).rate(client, texts)
-
-    return _together(connect, clients, vocabulary, one, over)
-
-
-def _together(
-    connect: Connect,
-    clients: Clients,
-    vocabulary: Sequence[str],
-    one: Callable[[EmbeddingClient, list[str]], float],
-    over: Event,
-) -> list[float]:
-    start = Barrier(clients.number)
-
-    def connected(texts: list[str]) -> float:
+    def run(number: int, texts: list[str]) -> None:
         try:
             with connect() as client:
                 client.encode(texts[:WARM])
                 start.wait()
-                return one(client, texts)
+                count(client, number, texts)
         except BaseException:
             start.abort()  # the others would wait for this one
             over.set()
             raise
 
     with ThreadPoolExecutor(clients.number) as pool:
-        futures = [pool.submit(connected, texts) for texts in texts_of(clients, vocabulary)]
-        failed = [error for each in futures if (error := each.exception()) is not None]
-        # The client whose call failed knows the reason. Those that waited for it have a BrokenBarrierError only.
-        for error in sorted(failed, key=lambda error: type(error).__name__ == "BrokenBarrierError"):
-            raise error
-        return [each.result() for each in futures]
+        ended = [pool.submit(run, number, texts) for number, texts in enumerate(texts_of(clients, vocabulary))]
+    failed = [error for each in ended if (error := each.exception()) is not None]
+    # The client whose call failed knows the reason. Those that waited for it have a BrokenBarrierError only.
+    for error in sorted(failed, key=lambda error: isinstance(error, BrokenBarrierError)):
+        raise error
+    return [rates[number] for number in range(clients.number)]
 
 
-def _waiting(client: EmbeddingClient, texts: list[str], patience: Patience) -> float:
-    began = time.perf_counter()
-    spent, repeats = 0.0, 0
-    while not repeats or (repeats < patience.repeats and spent < patience.seconds):
-        client.encode(texts)
-        repeats += 1
-        spent = time.perf_counter() - began
-    return repeats * len(texts) / spent
-
-
-class _Steady:
-    """The requests of one client. `counted` is called when it has been measured; it goes on sending until `over` is set."""
-
-    def __init__(self, clients: Clients, seconds: float, counted: Callable[[], None], over: Event) -> None:
-        self._clients = clients
-        self._seconds = seconds
-        self._counted = counted
-        self._over = over
-        self._answered = 0
-        self._began: float | None = None  # when its first `ahead` requests were answered
-        self._rate: float | None = None
-
-    def rate(self, client: EmbeddingClient, texts: list[str]) -> float:
-        for _ in client.encode_async(self._requests(texts), ahead=self._clients.ahead):
-            self._answered += 1
-            self._look(time.perf_counter())
-        if self._rate is None:
-            raise RuntimeError("another client's call failed")
-        return self._rate
-
-    def _requests(self, texts: list[str]) -> Iterator[list[str]]:
-        batch = self._clients.batch
-        requests = cycle([texts[place : place + batch] for place in range(0, len(texts), batch)])
-        while not self._over.is_set():
-            yield next(requests)
-
-    def _look(self, now: float) -> None:
-        since = self._answered - self._clients.ahead
-        if since == 0:
-            self._began = now
-        elif self._rate is None and self._began is not None and now - self._began >= self._seconds:
-            self._rate = since * self._clients.batch / (now - self._began)
-            self._counted()
+def _responses(client: EmbeddingClient, clients: Clients, texts: list[str], over: Event) -> Iterable[Any]:
+    """Send requests with `texts` in turn until `over` is set, and yield their responses."""
+    batch = clients.batch
+    requests = cycle([texts[start : start + batch] for start in range(0, len(texts), batch)])
+    sent = takewhile(lambda _: not over.is_set(), requests)
+    return map(client.encode, sent) if clients.ahead == 1 else client.encode_async(sent, ahead=clients.ahead)
 
 
 UNDER_WAY = 256  # texts in flight where small requests are compared with large ones
@@ -245,7 +193,7 @@ class Tables:
     def _of_one_server(self, connect: Connect) -> Iterator[Table]:
         plan = self._plan
         if plan.batches:
-            rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
+            rates = {batch: self._rate(connect, Clients(1, batch, plan.length)) for batch in plan.batches}
             least = min(rates)
             remark = (
                 "The client waits for each response before it sends again, so that nothing else is in flight. "
@@ -261,7 +209,7 @@ class Tables:
         """Measure while all clients send: otherwise those that are answered first would seem faster than all together."""
         plan, rows = self._plan, []
         for count in plan.clients:
-            rate = self._steady(connect, Clients(count, plan.batch, plan.length))
+            rate = self._rate(connect, Clients(count, plan.batch, plan.length))
             rows.append((count, rate / count, rate))
         remark = f"{plan.batch} texts a request; each client waits for its response before it sends again."
         return Table("Clients", ["clients", "texts/s each", "texts/s in all"], rows, remark)
@@ -277,8 +225,7 @@ class Tables:
             elif flag != "--max-length":
                 flags += [flag, str(value)]
             with self._serve(flags) as connect:
-                rates = self._rates(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")
-            rows.append((value, sum(rates)))
+                rows.append((value, self._rate(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")))
         return Table(title, [column, "texts/s"], rows, f"One client, {plan.batch} texts a request.")
 
     def _small_and_large(self, connect: Connect) -> Table:
@@ -291,7 +238,7 @@ class Tables:
         rates: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(ROUNDS):
             for kind in sorted(kinds, reverse=bool(turn % 2)):
-                rates[kind].append(self._steady(connect, kinds[kind], f"{kind} requests: "))
+                rates[kind].append(self._rate(connect, kinds[kind], f"{kind} requests: "))
         share = median(small / large for small, large in zip(rates["small"], rates["large"], strict=True))
         remark = f"Small requests reach {share:.2f} of the throughput of large ones (target: {TARGET_SHARE} or more)."
         rows = [
@@ -301,15 +248,12 @@ class Tables:
         columns = ["clients", "requests in flight each", "texts in a request", "texts in flight", "texts/s"]
         return Table("Small requests and large ones", columns, rows, remark)
 
-    def _steady(self, connect: Connect, clients: Clients, what: str = "") -> float:
-        rate = sum(measure_steady(connect, clients, self._plan.patience.seconds, self._plan.vocabulary))
-        self._progress(f"{what}{_who(clients)}, {clients.under_way} texts in flight: {_shown(rate)} texts/s")
+    def _rate(self, connect: Connect, clients: Clients, what: str = "") -> float:
+        """Return the texts per second of all `clients` together. Only a single client stops after some requests."""
+        patience = self._plan.patience if clients.number == 1 else Patience(inf, self._plan.patience.seconds)
+        rate = sum(measure(connect, clients, patience, self._plan.vocabulary))
+        self._progress(f"{what}{_who(clients)}, {clients.under_way:,} texts in flight: {_shown(rate)} texts/s")
         return rate
-
-    def _rates(self, connect: Connect, clients: Clients, what: str = "") -> list[float]:
-        rates = measure(connect, clients, self._plan.patience, self._plan.vocabulary)
-        self._progress(f"{what}{_who(clients)}: {_shown(sum(rates))} texts/s")
-        return rates
 
 
 def _who(clients: Clients) -> str:
@@ -321,12 +265,6 @@ def _shown(value: float) -> str:
 
 
 _ACROSS = 3  # panels in a row
-
-
-def as_json(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:
-    """Return an object with `tables` and `machine`, the facts about the machine, as JSON."""
-    document = {"machine": machine, "tables": [table._asdict() for table in tables]}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def as_markdown(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:

@@ -1,13 +1,25 @@
 """`weir bench`: puts load on a server, or on a model in this process, and measures it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
+from weir.bench import HttpOptions, LoadSettings
+from weir.commands.options import (
+    STDOUT,
+    check_results,
+    flag,
+    print_table,
+    values_of,
+    with_declared,
+    write_json,
+    write_result,
+)
 from weir.errors import SettingsError
+from weir.settings import declared_by
 
 if TYPE_CHECKING:
     from weir.bench import Report, Target
@@ -15,7 +27,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
-_ARRIVALS = "When requests are sent: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
 _URL = (
     "http(s)://HOST:PORT/PATH, http://unix:SOCKET:/PATH, grpc(s)://HOST:PORT/MODEL or ws(s)://HOST:PORT/MODEL. With #binary"
     " after .../v2/models/MODEL/infer or ws://..., tensors are sent as raw bytes."
@@ -24,52 +35,33 @@ _DATA = (
     "The body to send, @FILE, or @FILE.jsonl to send its lines in turn (default: the model's own example)."
     " For gRPC, WebSocket and #binary, the inference request as JSON."
 )
-_LOAD, _WHAT, _RESULT = "Load", "Requests", "Result"
+_LOAD, _OPTIONS = declared_by(LoadSettings, "Load"), declared_by(HttpOptions, "Requests")
+_REQUESTS, _IN_PROCESS, _RESULT = "Requests", "In process", "Result"
 
 
+@with_declared(*_LOAD, *(each for each in _OPTIONS if each.name != "headers"))
 def bench(
     targets: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help=_URL)] = None,
-    arrivals: Annotated[str, flag(_ARRIVALS, _LOAD)] = "poisson",
-    rate: Annotated[float | None, flag("Requests per second, unless --arrivals states a rate.", _LOAD)] = None,
-    duration: Annotated[float | None, flag("Seconds of load (default: 10, or the length of the trace).", _LOAD)] = None,
-    concurrency: Annotated[
-        int | None,
-        flag(
-            "Closed loop instead: number of callers, each of which waits for a response before it sends again.", _LOAD
-        ),
-    ] = None,
-    warm_up: Annotated[float, flag("Share of each round, at its start, that is not counted.", _LOAD)] = 0.1,
-    rounds: Annotated[
-        int | None, flag("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
-    ] = None,
-    seed: Annotated[int, flag("Seed of random arrivals.", _LOAD)] = 1,
-    max_lag_ms: Annotated[
-        float | None, flag("P99 send lag in ms above which the run fails (default: above 1 ms, it warns).", _LOAD)
-    ] = None,
-    data: Annotated[str | None, flag(_DATA, _WHAT)] = None,
+    data: Annotated[str | None, flag(_DATA, _REQUESTS)] = None,
     header: Annotated[
         list[str] | None,
-        flag("Header to send with each request; repeatable.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
+        flag("Header to send with each request; repeatable.", _REQUESTS, "--header", "-H", metavar="NAME: VALUE"),
     ] = None,
-    timeout: Annotated[float, flag("Seconds after which a request counts as failed.", _WHAT)] = 10.0,
-    max_connections: Annotated[int, flag("Maximum number of open connections.", _WHAT)] = 1000,
-    insecure: Annotated[bool, flag("Accept any certificate.", _WHAT, "--insecure")] = False,
-    channels: Annotated[int, flag("gRPC or WebSocket connections; each carries many requests.", _WHAT)] = 4,
-    rows: Annotated[int, flag("Rows per request, if requests are generated from the model's metadata.", _WHAT)] = 1,
     in_process: Annotated[
-        list[str] | None, flag("Serve module:Class in this process; repeatable.", "In process", metavar="TARGET")
+        list[str] | None, flag("Serve module:Class in this process; repeatable.", _IN_PROCESS, metavar="TARGET")
     ] = None,
     policy: Annotated[
         list[str] | None,
-        flag("Policy of the models in this process; repeatable, each is a target.", "In process", metavar="POLICY"),
+        flag("Policy of the models in this process; repeatable, each is a target.", _IN_PROCESS, metavar="POLICY"),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        flag("Setting of the models in this process; repeatable.", "In process", "--set", metavar="KEY=VALUE"),
+        flag("Setting of the models in this process; repeatable.", _IN_PROCESS, "--set", metavar="KEY=VALUE"),
     ] = None,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     markdown: Annotated[Path | None, flag("File to write the result to as Markdown; - prints it.", _RESULT)] = None,
     figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
+    **options: list[Any] | None,
 ) -> int:
     """Load-test a server. Response times count from when each request was due to be sent.
 
@@ -78,13 +70,13 @@ def bench(
     """
     from rich.console import Console
 
-    from weir.bench import HttpOptions, LoadSettings, ServerTarget, run_shown
+    from weir.bench import ServerTarget, run_shown
 
-    load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
-    connections = min(max_connections, concurrency or max_connections)
-    options = HttpOptions(_headers(header or []), timeout, connections, insecure, channels, rows)
-    made: list[Target] = [ServerTarget(url, data, options) for url in targets or []]
-    made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
+    load = LoadSettings(**values_of(_LOAD, options))
+    http = HttpOptions(_headers(header or []), **values_of(_OPTIONS, options))
+    http = replace(http, max_connections=min(http.max_connections, load.concurrency or http.max_connections))
+    made: list[Target] = [ServerTarget(url, data, http) for url in targets or []]
+    made += _in_process(in_process or [], policy or [], set_ or [], data, http.timeout)
     if not made:
         raise SettingsError("nothing to measure: give a URL, or a model with --in-process")
     check_results(json, markdown, figure=figure)
@@ -139,25 +131,16 @@ def _model(target: str, settings: Sequence[str]) -> "ModelToServe":
 
 
 def _write(report: "Report", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
-    import msgspec
     from rich.console import Console
 
-    from weir.bench.report import headline, table, to_dict
+    from weir.bench.report import draw, headline, table, to_dict
     from weir.bench.report import markdown as as_markdown
 
     console = Console(highlight=False)
     if STDOUT not in (json, markdown):
         console.print(headline(report), markup=False, soft_wrap=True)
         print_table(console, table(report))
-    for path, content in (
-        (json, msgspec.json.format(msgspec.json.encode(to_dict(report)), indent=2).decode() + "\n"),
-        (markdown, as_markdown(report)),
-    ):
-        if path == STDOUT:
-            typer.echo(content, nl=False)
-        elif path is not None:
-            write_atomically(path, content)
+    write_json(to_dict(report), json)
+    write_result(as_markdown(report), markdown)
     if figure is not None:
-        from weir.bench.report import draw
-
         draw(report, figure)

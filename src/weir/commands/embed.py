@@ -27,7 +27,7 @@ from weir.commands.options import (
     settings_parameters,
     with_signature,
     write_atomically,
-    write_result,
+    write_json,
 )
 from weir.errors import SettingsError
 from weir.settings import Settings, declared_settings
@@ -214,11 +214,11 @@ def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, sho
 
 
 def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
-    from weir.bench.vectors import as_json, as_markdown, draw
+    from weir.bench.vectors import as_markdown, draw
     from weir.profiling.machine import describe_machine
 
     machine = describe_machine()
-    write_result(as_json(tables, machine), json)
+    write_json({"machine": machine, "tables": [table._asdict() for table in tables]}, json)
     if markdown is not None:
         write_atomically(markdown, as_markdown(tables, machine))
     if figure is not None:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from weir.errors import SettingsError, add_extra
-from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
+from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings, value_of
 from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
 
 if TYPE_CHECKING:
@@ -52,8 +52,32 @@ def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]
     return [
         parameter("config", list[str], typer.Option(None, "--config", metavar="PATH", help="TOML file of settings.")),
         # typer accepts every option several times, so that settings.py can refuse repetition with an error of its own.
-        *[parameter(each.name, list[bool] if each.is_switch else list[str], option(each)) for each in declared],
+        *[_declared(each, rare=_is_rare(each)) for each in declared],
     ]
+
+
+def _declared(declared: Declared, *, rare: bool = False) -> inspect.Parameter:
+    """Return the parameter for a setting; `--help` hides a `rare` one."""
+    return parameter(declared.name, list[bool] if declared.is_switch else list[str], option(declared, rare=rare))
+
+
+def with_declared(*declared: Declared) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command an option for each of `declared`, between its first parameter and the others, in the place of
+    its **options. See `values_of`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        named = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        first, *others = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
+        return with_signature(command, [first, *map(_declared, declared), *others])
+
+    return decorate
+
+
+def values_of(declared: Iterable[Declared], options: Mapping[str, list[Any] | None]) -> dict[str, Any]:
+    """Return the values by name of the settings in `declared` that the command line states in `options`. Raises SettingsError."""
+    return {
+        each.name: value_of(each, list(map(text_of, texts))) for each in declared if (texts := options.get(each.name))
+    }
 
 
 def settings_of(
@@ -96,16 +120,20 @@ def flag(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
+def _is_rare(declared: Declared) -> bool:
+    """Return whether `declared` is a setting of servers that few need."""
+    return declared.name not in EXAMPLES and declared.name in _names()
+
+
 @cache
 def _names() -> frozenset[str]:
     """Return the names of all settings of servers. Each of them is an option, and to find them takes a millisecond."""
     return frozenset({**declared_settings(), **declared_settings(TEXTS)})
 
 
-def option(declared: Declared) -> Any:
-    """Return the option of one setting."""
+def option(declared: Declared, *, rare: bool = False) -> Any:
+    """Return the option of one setting; a `rare` one is hidden."""
     names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.is_switch else declared.flag
-    rare = declared.name not in EXAMPLES and declared.name in _names()
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
         None,

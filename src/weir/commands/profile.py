@@ -19,13 +19,13 @@ from weir.commands.options import (
     settings_of,
     settings_parameters,
     single_model,
-    text_of,
+    values_of,
     with_signature,
     write_atomically,
 )
 from weir.errors import SettingsError
 from weir.profiling import ProfilingSettings
-from weir.settings import TRUST, declared_by, declared_settings, value_of
+from weir.settings import TRUST, declared_by, declared_settings
 from weir.workers.settings import ONE_WORKER
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _profile(
     One worker is measured, started as `weir serve` would start it with the same options. TARGET is any that `weir serve`
     takes. `weir solve` and `weir simulate` read the profile.
     """
-    own = {name: value_of(OWN[name], list(map(text_of, options[name] or ()))) for name in OWN if options.get(name)}
+    own = values_of(OWN.values(), options)
     settings = settings_of([target], config, {name: value for name, value in options.items() if name not in OWN})
     model = single_model(settings, target)
     path = output or Path(f"{model.name}.profile.toml")

@@ -32,6 +32,7 @@ from weir.simulation.engine import (
     SimulatedWorkers,
     Whole,
 )
+from weir.simulation.results import ResponseFigures, response_figures
 
 PLAYED = 30_000  # requests
 TILT, TILTS, WORTH = 2.0**0.5, 4, 0.002  # see `_tilted`
@@ -136,13 +137,9 @@ def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: 
 
 
 @dataclass(frozen=True)
-class ModelOutcome:
-    """What one model got in one order. Times are in ms; `late_share` counts what was not answered before the deadline."""
+class ModelOutcome(ResponseFigures):
+    """What one model got in one order."""
 
-    requests: int
-    response_time_ms: float
-    p99_ms: float
-    late_share: float
     batch_rows: float
     share: float  # of the time, in which it has the device
     power_w: float
@@ -226,15 +223,11 @@ def _policy(order: str, table: DeviceTable) -> Any:
 
 
 def _outcome(run: Run, begin: float, end: float, deadline: float | None) -> ModelOutcome:
-    counts = run.arrival >= begin
-    took = 1000.0 * (run.end - run.arrival)[counts]
-    answered = took[np.isfinite(took)]
-    mean, p99 = (float(answered.mean()), float(np.quantile(answered, 0.99))) if len(answered) else (np.nan, np.nan)
-    late = 1.0 - float((took <= 1000.0 * (deadline or np.inf)).mean()) if len(took) else 0.0
     sizes = run.batches.rows
     busy = float(run.profile.service_time_ms[sizes - 1].sum()) / 1000.0
     rows = float(sizes.mean()) if len(sizes) else 0.0
-    return ModelOutcome(int(counts.sum()), mean, p99, late, rows, busy / end, run.energy_mj / 1000.0 / end)
+    figures = vars(response_figures(run, begin, deadline))
+    return ModelOutcome(**figures, batch_rows=rows, share=busy / end, power_w=run.energy_mj / 1000.0 / end)
 
 
 def _cost(models: Sequence[ModelOutcome], prices: Prices) -> float:

@@ -13,8 +13,8 @@ from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.simulation.arrivals import Floats, Ints
-from weir.simulation.engine import LogPart
-from weir.simulation.statistics import Estimate, LogHistogram, estimate, stretch_length
+from weir.simulation.engine import LogPart, Run
+from weir.simulation.statistics import Estimate, LogHistogram, estimate, plain, stretch_length
 
 # The sums of a run, by stretch of requests. Memory does not grow with the run.
 #
@@ -239,7 +239,7 @@ class PolicyOutcome:
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the distribution as a JSON-able dict. What is infinite or unknown is None."""
         hidden = ("responses_ms", "observations")
-        return {name: _plain(value) for name, value in vars(self).items() if name not in hidden}
+        return {name: plain(value) for name, value in vars(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +387,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a JSON-able dict."""
-        document = {name: _plain(value) for name, value in vars(self).items() if name not in _NOT_PLAIN}
+        document = {name: plain(value) for name, value in vars(self).items() if name not in _NOT_PLAIN}
         objective = None if self.objective is None else str(self.objective)
         outcomes = {name: outcome.to_dict() for name, outcome in self.outcomes.items()}
         return {
@@ -442,6 +442,34 @@ def outcome_of(
     )
 
 
+@dataclass(frozen=True)
+class ResponseFigures:
+    """The response times of some requests.
+
+    Attributes:
+        requests: how many requests were counted.
+        response_time_ms, p50_ms, p99_ms, longest_ms: response times in ms of those that were answered; infinite if none was.
+        late_share: the share of the requests that were answered after the deadline, refused or given up.
+    """
+
+    requests: int
+    response_time_ms: float
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+    late_share: float
+
+
+def response_figures(run: Run, since: float, late_after: float | None) -> ResponseFigures:
+    """Return the figures of the requests of `run` that arrived from `since` on, whose responses are late after so many seconds (None: never)."""
+    times = 1000.0 * (run.end - run.arrival)[run.arrival >= since]
+    answered = times[np.isfinite(times)]
+    in_time = int((answered <= (inf if late_after is None else 1000.0 * late_after)).sum())
+    mean = float(answered.mean()) if len(answered) else inf
+    p50, p99, longest = np.quantile(answered, (0.5, 0.99, 1.0)).tolist() if len(answered) else (inf, inf, inf)
+    return ResponseFigures(len(times), mean, p50, p99, longest, 1.0 - in_time / len(times) if len(times) else 0.0)
+
+
 def ratio(above: Floats, below: Floats) -> Floats:
     """Return one observation per stretch of sum(above) / sum(below), whose mean is that ratio; shape (stretches,).
 
@@ -462,14 +490,6 @@ def _over(above: Any, below: Any) -> float:
 def _shares(counts: Mapping[Any, Any]) -> dict[Any, float]:
     total = float(sum(counts.values()))
     return {key: float(count) / total for key, count in counts.items() if count}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Estimate):
-        return {name: _plain(each) for name, each in value._asdict().items()}
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _percent(share: Estimate) -> Estimate:

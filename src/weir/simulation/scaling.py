@@ -35,6 +35,7 @@ from weir.simulation.engine import (
     Whole,
 )
 from weir.simulation.replicas import Replicas, SeenQueues, best_tables, looks
+from weir.simulation.results import ResponseFigures, response_figures
 from weir.simulation.simulator import (
     SOLVED,
     Progress,
@@ -45,6 +46,7 @@ from weir.simulation.simulator import (
     policy_for,
     settings_for,
 )
+from weir.simulation.statistics import plain
 
 # What each number of workers can do.
 
@@ -456,14 +458,11 @@ def range_of(text: str, allowed: WorkerRange) -> WorkerRange:
 
 
 @dataclass(frozen=True)
-class ScalingOutcome:
+class ScalingOutcome(ResponseFigures):
     """What one rule did with the requests after the warm-up.
 
     Attributes:
         rule: its text.
-        requests: how many requests were counted.
-        response_time_ms, p50_ms, p99_ms, longest_ms: response times in ms of those that were answered.
-        late_share: the share of the requests that were answered after the deadline, refused or given up.
         worker_hours: of all workers, those included in which they started.
         mean_workers, most_workers: of those that there should be at a time.
         busy_share: the share of the workers' hours in which they ran batches.
@@ -472,12 +471,6 @@ class ScalingOutcome:
     """
 
     rule: str
-    requests: int
-    response_time_ms: float
-    p50_ms: float
-    p99_ms: float
-    longest_ms: float
-    late_share: float
     worker_hours: float
     mean_workers: float
     most_workers: int
@@ -487,7 +480,7 @@ class ScalingOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON-able dict, without `counts`."""
-        return {name: value for name, value in vars(self).items() if name != "counts"}
+        return {name: plain(value) for name, value in vars(self).items() if name != "counts"}
 
 
 @dataclass(frozen=True)
@@ -624,20 +617,17 @@ class ScalingTrial:
     def outcome_of(self, text: str, made: ScalingRun) -> ScalingOutcome:
         """Return what the rule `text` has done in a run."""
         run, since = made.run, made.since
-        counted = run.arrival >= since
-        times = 1000.0 * (run.end - run.arrival)[counted]
-        answered = times[np.isfinite(times)]
-        limit = inf if self.late_after is None else 1000.0 * self.late_after
-        late = 1.0 - float((answered <= limit).sum()) / len(times)
-        p50, p99 = np.quantile(answered, (0.5, 0.99)).tolist() if len(answered) else (inf, inf)
-        batches = run.batches
-        busy = float((batches.end - np.maximum(batches.start, since)).clip(min=0.0).sum())
-        seconds = run.seconds - since
+        busy = float((run.batches.end - np.maximum(run.batches.start, since)).clip(min=0.0).sum())
         return ScalingOutcome(
-            text, len(times), float(answered.mean()) if len(answered) else inf, p50, p99,
-            float(answered.max(initial=0.0)), late, made.worker_seconds / 3600.0, made.worker_seconds / seconds,
-            max(count for _, count in made.counts), busy / made.worker_seconds, made.starts - 1, made.counts,
-        )  # fmt: skip
+            **vars(response_figures(run, since, self.late_after)),
+            rule=text,
+            worker_hours=made.worker_seconds / 3600.0,
+            mean_workers=made.worker_seconds / (run.seconds - since),
+            most_workers=max(count for _, count in made.counts),
+            busy_share=busy / made.worker_seconds,
+            starts=made.starts - 1,
+            counts=made.counts,
+        )
 
 
 def simulate_scaling(

@@ -5,8 +5,10 @@ one observation. While neighbouring stretches are still alike, they are joined i
 Modeling and Analysis", chapter on output analysis, describe the method of batch means.)
 """
 
-from math import ceil, inf, nan, sqrt
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from math import ceil, inf, isfinite, nan, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +40,17 @@ class Estimate(NamedTuple):
     def half_width(self) -> float:
         """Half the width of the interval."""
         return (self.high - self.low) / 2.0
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON can hold it: dataclasses and named tuples as dicts, and None for a number that is infinite or unknown."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if is_dataclass(value):
+        value = vars(value)
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    return {key: plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def stretch_length(requests: int) -> int:
