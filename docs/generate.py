@@ -361,7 +361,8 @@ def keywords() -> str:
     executor, timeout = catalog["executor"]._replace(hint=Any), catalog["timeout"]
     params = catalog["params"]
     hosted = [each for each in catalog.values() if each.name in OF_ASGI]
-    server = [each for each in catalog.values() if each not in common and each.name not in apart]
+    known = [*common, *hosted, params]
+    server = [each for each in catalog.values() if each not in known and each.name not in apart]
     classes = (
         ("CommonKeywords", "TypedDict", "What all of these have.", common),
         ("ServiceKeywords", "CommonKeywords", "The settings of weir.Service.", [timeout]),
@@ -379,9 +380,9 @@ def keywords() -> str:
         ),
         (
             "ServerKeywords",
-            "ServiceKeywords",
+            "AsgiKeywords",
             "The settings of weir.serve and weir.running.",
-            [executor, *server],
+            server,
         ),
     )
     return KEYWORDS_HEAD + "".join(

@@ -185,15 +185,11 @@ class AsgiKeywords(ServiceKeywords, total=False):
     """Seconds after which files and finished jobs are removed"""
 
 
-class ServerKeywords(ServiceKeywords, total=False):
+class ServerKeywords(AsgiKeywords, total=False):
     """The settings of weir.serve and weir.running."""
 
-    executor: Any
-    """Where predict runs: process, thread, inline, ray, or external workers (see worker_socket)"""
     name: str | None
     """Name of the model (default: the class name in lower case)"""
-    params: dict[str, Any]
-    """Argument of the model's constructor: JSON, or else plain text"""
     route: list[str]
     """Additional URL path for the model, next to /infer/NAME"""
     host: str
@@ -204,44 +200,14 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Unix socket to listen on, instead of host and port"""
     uds_mode: str
     """Octal permissions of the Unix socket; whoever can write to it controls the server"""
-    max_body_size: int
-    """Largest request body in bytes, before and after decompression"""
-    max_header_size: int
-    """Largest request header section in bytes"""
     idle_timeout: float
     """Seconds after which an idle connection is closed"""
     header_timeout: float
     """Seconds within which a request's headers must arrive"""
-    body_timeout: float
-    """Seconds within which a request's body must arrive; as many again for each MiB of it"""
-    max_connections: int
-    """Maximum number of open connections of all kinds; beyond it, only health and metrics are answered"""
-    max_waiting_bytes: int | None
-    """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
-    stream_keep_alive: float
-    """Seconds of silence after which an event stream sends a comment"""
-    websocket_in_flight: int
-    """Running requests at which reading from a WebSocket pauses; 16 times as many if they have a timeout"""
-    websocket_ping: float
-    """Seconds between pings on a WebSocket"""
-    compress_above: int
-    """Response size in bytes above which responses are compressed, if the client accepts it"""
-    protocols: list[str]
-    """Additional protocol from an installed package"""
-    cors_origins: list[str]
-    """Origins whose web pages may call this server; * allows any"""
     tls_certfile: str | None
     """TLS certificate (PEM); enables TLS"""
     tls_keyfile: str | None
     """TLS private key (PEM), if it is not in the certificate file"""
-    liveness: str
-    """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
-    timeout_status: int
-    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients retry"""
-    explain: bool
-    """Describe the batch in the headers of every response"""
-    development: bool
-    """Send tracebacks to callers; do not use on a public server"""
     grpc_port: int | None
     """Port for gRPC; 0 picks a free one (default: no gRPC)"""
     grpc_host: str | None
@@ -256,20 +222,6 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Running requests of one stream at which reading pauses"""
     frontends: dict[str, Any]
     """Frontend from an installed package, with its options as JSON or plain text"""
-    server_name: str
-    """Server name in the metadata"""
-    allow_shared_memory: bool
-    """Allow clients on this machine to register shared memory (/dev/shm) for tensors"""
-    api_key: str | None
-    """Key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file"""
-    api_key_file: str | None
-    """File with API keys, one per line"""
-    allow_control: bool
-    """Allow admin calls from other machines without a token"""
-    control_token_file: str | None
-    """File with the token for admin calls"""
-    allow_model_files: bool
-    """Allow load calls to upload code, files and environment variables, which run on this server"""
     model_repository: str | None
     """Model repository: a directory of MODEL/VERSION/FILE, whose models can be loaded while serving"""
     load: list[str]
@@ -312,19 +264,3 @@ class ServerKeywords(ServiceKeywords, total=False):
     """CPUs that the server process is pinned to; for workers, see cpu_affinity"""
     fronts: int | str
     """Processes that read and write HTTP in front of one queue; auto: as many as there are CPUs without workers"""
-    batch_dir: str | None
-    """Directory of batch jobs and their files (default: no batch jobs)"""
-    batch_max_bytes: int
-    """Largest total size of the files and results of batch jobs, in bytes"""
-    batch_max_file_size: int
-    """Largest uploaded file, in bytes"""
-    batch_max_files: int
-    """Maximum number of files, including those that jobs will write"""
-    batch_max_jobs: int
-    """Maximum number of batch jobs; a new one replaces the oldest finished one"""
-    batch_max_requests: int
-    """Maximum number of requests in one batch job"""
-    batch_concurrency: int
-    """Maximum number of batch-job requests that run at once"""
-    batch_expire_after: float
-    """Seconds after which files and finished jobs are removed"""
