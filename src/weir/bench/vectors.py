@@ -252,7 +252,8 @@ class Tables:
         """Return the texts per second of all `clients` together. Only a single client stops after some requests."""
         patience = self._plan.patience if clients.number == 1 else Patience(inf, self._plan.patience.seconds)
         rate = sum(measure(connect, clients, patience, self._plan.vocabulary))
-        self._progress(f"{what}{_who(clients)}, {clients.under_way:,} texts in flight: {_shown(rate)} texts/s")
+        more = f", {clients.under_way:,} texts in flight" * (clients.under_way > clients.batch)
+        self._progress(f"{what}{_who(clients)}{more}: {_shown(rate)} texts/s")
         return rate
 
 
