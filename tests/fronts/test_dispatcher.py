@@ -20,11 +20,10 @@ from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared, Know
 from weir.fronts.messages import (
     LONGEST_PAYLOAD,
     CallerLeft,
-    DetailedOutput,
     FailedRequest,
     MustHandOver,
+    Outputs,
     PlaceFree,
-    PlainOutputs,
     Refused,
     RequestForm,
     SentPlace,
@@ -121,7 +120,7 @@ async def test_requests_come_back_in_one_frame() -> None:
         now = time.monotonic()
         await front.send(FORM, request(5), Submit(7, 0, [now, now], [b"4", b"5"]))
         outputs = await front.next()
-        assert isinstance(outputs, PlainOutputs)
+        assert isinstance(outputs, Outputs)
         assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16", 8: b"25"}
 
 
@@ -136,8 +135,8 @@ async def test_requests_expire_are_explained_or_find_the_queue_full() -> None:
             msgspec.structs.replace(FORM, number=1, form=FORM.form.replaced(explain=True)), request(6, form=1)
         )
         answer = await front.next()
-        assert isinstance(answer, DetailedOutput)
-        assert (answer.number, answer.output, answer.batch.rows) == (6, b"9", 1)
+        assert isinstance(answer, Outputs) and answer.batch is not None
+        assert (answer.numbers, answer.outputs, answer.batch.rows) == ([6], [b"9"], 1)
         now = time.monotonic()
         await front.send(msgspec.structs.replace(FORM, number=2), Submit(7, 2, [now] * 2, [b"3", b"4"]))
         failed = await front.next()
@@ -245,7 +244,7 @@ async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
         refused = [each for each in ends if isinstance(each, FailedRequest)]
         assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
         await front.send(request(12))  # now it reads again
-        assert isinstance(await front.next(), PlainOutputs)
+        assert isinstance(await front.next(), Outputs)
         front.side.close()
         assert account.held_bytes == 0
 

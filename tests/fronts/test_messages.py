@@ -8,7 +8,7 @@ from weir.fronts.messages import (
     Alive,
     CallerLeft,
     Link,
-    PlainOutputs,
+    Outputs,
     Submit,
     frame_of,
     reader_of_dispatcher,
@@ -38,8 +38,8 @@ def test_frames_that_come_together_are_one_message() -> None:
     requests = Submit(4, 0, [1.0, 2.0], [b"a", b"b"]), Submit(6, 0, [2.0], [b"c"]), Submit(7, 0, [3.0], [b"d"])
     ((message,),) = received(reader_of_front(), *[[each] for each in requests])
     assert message == Submit(4, 0, [1.0, 2.0, 2.0, 3.0], [b"a", b"b", b"c", b"d"])
-    frames = [PlainOutputs([1, 3], [b"1", b"9"])], [PlainOutputs([2], [b"4"])]
-    assert received(reader_of_dispatcher(), *frames) == [[PlainOutputs([1, 3, 2], [b"1", b"9", b"4"])]]
+    frames = [Outputs([1, 3], [b"1", b"9"])], [Outputs([2], [b"4"])]
+    assert received(reader_of_dispatcher(), *frames) == [[Outputs([1, 3, 2], [b"1", b"9", b"4"])]]
 
 
 def test_what_one_message_could_not_have_sent_stays_apart() -> None:

@@ -12,7 +12,7 @@ import pytest
 from weir.fronts.messages import (
     CallerLeft,
     Link,
-    PlainOutputs,
+    Outputs,
     RequestForm,
     Submit,
     reader_of_dispatcher,
@@ -88,7 +88,7 @@ def ended_by(outputs: list[bytes], *asks: Any) -> None:
         for ask in asks:
             ask.requests = requests
             requests.submit(1, ask)
-        requests.answered(PlainOutputs(list(range(len(asks))), outputs))
+        requests.answered(Outputs(list(range(len(asks))), [*outputs]))
 
     sent_by(act)
 

@@ -14,11 +14,11 @@ from weir.fronts.messages import (
     CallerLeft,
     FailedRequest,
     MustHandOver,
+    Outputs,
     Reported,
     RequestForm,
     SentText,
     Submit,
-    TextOutputs,
 )
 from weir.messages import JSON, Form
 from weir.testing import FakeExecutor
@@ -64,7 +64,7 @@ async def test_texts_of_a_batch_come_back_in_one_message() -> None:
         product = front.catalogue.product = Texts()
         await front.send(FORM, texts(3, b"abcd", b"abcdefgh", costs=[1, 2], ahead=7.0))
         found = await front.next()
-        assert isinstance(found, TextOutputs) and found.batch.rows == 2
+        assert isinstance(found, Outputs) and found.batch is not None and found.batch.rows == 2
         expected = {3: numpy.float32(4).tobytes(), 4: numpy.float32(8).tobytes()}
         assert dict(zip(found.numbers, found.outputs, strict=True)) == expected
         assert product.under_way == [] and front.side.open == {}

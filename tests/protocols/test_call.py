@@ -61,11 +61,12 @@ class Recorded(InferenceCall):
             self.at_work.set()
             assert self.go_on.wait(60)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> int:
         self.sent.append(message)
+        return len(message)
 
-    async def send_part(self, part: StreamPart) -> int:
-        self.sent.append((*[each.array[0] for each in part.response.outputs], part.last))
+    async def send_part(self, message: Any) -> int:
+        self.sent.append(message)
         return 3
 
     def fail(self, error: Exception) -> None:
@@ -78,6 +79,11 @@ class Recorded(InferenceCall):
 
 def raised(error: Exception, *_: Any) -> Any:
     raise error
+
+
+def shown(part: StreamPart) -> Writing:
+    """Write a response of a stream as what it holds, and whether it is the last one."""
+    return Writing(1, lambda: (*[each.array[0] for each in part.response.outputs], part.last))
 
 
 async def over(call: Recorded) -> None:
@@ -107,7 +113,7 @@ async def test_a_stream_ends_with_a_mark_unless_it_wants_none() -> None:
         async with serving(model) as (service, observer):
             call = Recorded(service)
             asked = InferenceRequest(service.facts.name, [items(document)])
-            call.attempt(partial(call.stream, call.asked, asked, ends=ends))
+            call.attempt(partial(call.stream, call.asked, asked, shown, ends=ends))
             await over(call)
             assert (call.sent, call.released) == (parts, 1)
         assert observer.transfers == [(service.facts.name, "lines", 7, 3 * len(parts))]
@@ -127,7 +133,7 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
             call.go_on.clear()
 
         if streams:
-            call.attempt(partial(call.stream, call.asked, InferenceRequest("ticking", [items(b'"go"')])))
+            call.attempt(partial(call.stream, call.asked, InferenceRequest("ticking", [items(b'"go"')]), shown))
             await until(lambda: bool(call.sent))
         elif state == "loading":
             call.attempt(partial(raised, unread_model("pair", asyncio.get_running_loop().create_future)))

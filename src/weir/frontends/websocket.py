@@ -33,8 +33,8 @@ from weir.protocols.access import allowed, caller_in
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
-from weir.protocols.exchange import Exchange, StreamPart
-from weir.protocols.offloading import off_loop, written
+from weir.protocols.exchange import Exchange
+from weir.protocols.offloading import off_loop
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.status import kserve_code
@@ -85,7 +85,7 @@ class SocketCall(InferenceCall):
         exchange = Exchange(service, frontend=FRONTEND, carrier=None if service.tracing is None else carrier)
         exchange.caller = self._session.caller
         if service.facts.streaming:
-            self.stream(exchange, request)
+            self.stream(exchange, request, lambda part: self._writing(part.response, last=part.last))
         else:
             self.infer(exchange, request, partial(self._writing, last=True))
 
@@ -96,13 +96,14 @@ class SocketCall(InferenceCall):
         size = bytes_to_write(response, binary_outputs(self.request))
         return Writing(size, partial(write_response, self.request, response))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message) -> int:
         """Put the response into the outbox."""
         self._session.post(message)
+        return len(message)
 
-    async def send_part(self, part: StreamPart) -> int:
+    async def send_part(self, message: Message) -> int:
         """Send one response of a stream."""
-        return await self._session.send_now(await written(*self._writing(part.response, last=part.last)))
+        return await self._session.send_now(message)
 
     def fail(self, error: Exception) -> None:
         """Put the error into the outbox, unless the client has left. An exception that is not Weir's is logged and hidden."""

@@ -21,7 +21,6 @@ from weir.fronts.messages import (
     AccessLine,
     Alive,
     CallerLeft,
-    DetailedOutput,
     Drain,
     Drained,
     FailedRequest,
@@ -33,8 +32,8 @@ from weir.fronts.messages import (
     ModelTable,
     MustHandOver,
     Noted,
+    Outputs,
     PlaceFree,
-    PlainOutputs,
     ProductDrained,
     Refuse,
     Refused,
@@ -44,7 +43,6 @@ from weir.fronts.messages import (
     SentPlace,
     SentText,
     Submit,
-    TextOutputs,
     Transferred,
     WantCopy,
     WantPlace,
@@ -191,17 +189,16 @@ class RemoteRequest(RequestBase):
             output = front.in_place(number, output, dispatch)
         if front.open.pop(number, None) is None:
             return
-        answers = front.answers or front.new_answers()
+        batch = dispatch if self.form.explain or dispatch.woken_at is not None else None
+        answers = (batch is front.batch and front.answers) or front.new_answers(batch)
         if answers is None:
             front.fail(number, Overloaded("the front of this connection does not read the responses"))
-        elif self.form.explain or dispatch.woken_at is not None:
-            front.put(DetailedOutput(number, output, batched(dispatch)))
-        else:
-            answers.numbers.append(number)
-            answers.outputs.append(output)
-            front.answer_bytes += len(output)
-            if front.answer_bytes > FULL_FRAME or not front.open:  # no other response can come in this turn
-                front.turn_ends()
+            return
+        answers.numbers.append(number)
+        answers.outputs.append(output)
+        front.answer_bytes += len(output) if type(output) is bytes else sum([len(each.data) for each in output])
+        if front.answer_bytes > FULL_FRAME or not front.open:  # no other response can come in this turn
+            front.turn_ends()
 
     def fail(self, error: WeirError) -> None:
         """Send the error to the front."""
@@ -257,7 +254,6 @@ class ConnectedFront:
         self.put = self._link.put  # sends a message in this turn
         self.send = self._link.send  # sends it now
         self.open: dict[int, RemoteRequest] = {}
-        self._texts: TextsOfFront | None = None
         self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
         # Each connection has one request at a time, and there may be as many calls of gRPC. The texts that wait come on top.
@@ -266,7 +262,8 @@ class ConnectedFront:
         self._now = 0.0  # when the present messages came
         self._claim = account.claim()  # what the front has not read
         self._ended = ended
-        self.answers: PlainOutputs | None = None  # of this turn of the loop
+        self.answers: Outputs | None = None  # of this turn of the loop, and of `batch` if that is not None
+        self.batch: Dispatch | None = None
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
@@ -349,13 +346,18 @@ class ConnectedFront:
                 discard(payload)
 
     def _submit_texts(self, known: KnownForm, numbers: range, message: Submit) -> None:
-        turns = self._catalogue.turns_of(known.handle)
-        if known.handle is None or turns is None or known.handle.facts is not known.facts:
+        handle, turns = known.handle, self._catalogue.turns_of(known.handle)
+        if handle is None or turns is None or handle.facts is not known.facts:
             self._hand_back(numbers)
             return
-        if self._texts is None:
-            self._texts = TextsOfFront(self)
-        self._texts.enter(known, turns, numbers, message, self._now)
+        queue = TextQueue(handle, turns)
+        for number, arrival, sent in zip(numbers, message.arrivals, message.payloads, strict=True):
+            request = self.open[number] = RemoteText(self, queue, known.form, number, arrival, cast(SentText, sent))
+            try:
+                handle.submit(request, self._now)
+            except WeirError as error:
+                handle.notify(known.form.frontend, error)
+                request.fail(error)
 
     def _reported(self, message: Reported) -> None:
         product = self._catalogue.product
@@ -471,12 +473,16 @@ class ConnectedFront:
 
     # What goes to the front.
 
-    def new_answers(self) -> PlainOutputs | None:
-        """Return where the plain responses of this turn go; None if the front must not get more before it has read."""
-        if self.is_full:
-            return None
-        self.answers = PlainOutputs([], [])
-        self._loop.call_soon(self.turn_ends)
+    def new_answers(self, batch: Dispatch | None) -> Outputs | None:
+        """Return where the outputs of `batch` go that come in this turn, or with None those that say nothing of theirs; None if the front must not get more
+        before it has read."""
+        if self.answers is None:
+            self._loop.call_soon(self.turn_ends)
+        else:
+            self._link.put(self.answers)
+        self.answers, self.batch, self.answer_bytes = None, batch, 0
+        if not self.is_full:
+            self.answers = Outputs([], [], None if batch is None else batched(batch))
         return self.answers
 
     @property
@@ -484,8 +490,10 @@ class ConnectedFront:
         """Whether the front must not get more before it has read."""
         return bool(self._claim.held_bytes) and self.charge_unread() > self._shared.account.max_connection_bytes
 
-    def in_place(self, number: int, output: Any, dispatch: Dispatch) -> bytes:
-        """Have the front read the Block `output` in its place, which ends the request; or return its bytes, if they must travel."""
+    def in_place(self, number: int, output: Any, dispatch: Dispatch) -> bytes | list[SentArray]:
+        """Have the front read the Block `output` in its place, which ends the request; or return its bytes, if they must travel. Arrays always do."""
+        if isinstance(output, list):
+            return output
         if number in self.open and not self.is_full and self._places.place(number, output, batched(dispatch)):
             del self.open[number]
             return b""
@@ -497,9 +505,9 @@ class ConnectedFront:
         self._link.put(FailedRequest(number, sent_error(error)))
 
     def turn_ends(self) -> None:
-        """Send the plain responses of this turn."""
-        answers, self.answers, self.answer_bytes = self.answers, None, 0
-        if answers is not None and answers.numbers:
+        """Send the outputs of this turn."""
+        answers, self.answers, self.batch, self.answer_bytes = self.answers, None, None, 0
+        if answers is not None:
             self._link.send(answers)
             self.charge_unread()
 
@@ -548,38 +556,26 @@ class TextQueue:
 class RemoteText(RemoteRequest):
     """A text that a front has tokenized."""
 
-    __slots__ = ("brief", "tag", "texts", "turn", "turns")
+    __slots__ = ("brief", "tag", "turn", "turns")
 
     def __init__(
-        self, texts: "TextsOfFront", queue: TextQueue, form: Form, number: int, arrival: float, sent: SentText
+        self, front: ConnectedFront, queue: TextQueue, form: Form, number: int, arrival: float, sent: SentText
     ) -> None:
         # Tokens that are only ids are bytes for the worker.
         payload: Any = Tokens(sent.ids, sent.second, sent.outputs) if sent.second or sent.outputs else sent.ids
         cost = float(sent.cost)
-        super().__init__(texts.front, queue, form.replaced(cost=cost), number, arrival, payload)
+        super().__init__(front, queue, form.replaced(cost=cost, explain=True), number, arrival, payload)
         self.brief = sent.brief
-        self.texts = texts
         self.turns = queue.turns
         self.turn = queue.turns.enter(sent.ahead, cost)
         self.tag = self.turn[0]
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Send the output to the front."""
-        if type(output) is not bytes or self.form.accept == OBJECT:
-            output = sent_output(output, as_bytes=self.form.accept == OBJECT)
-        texts, opened = self.texts, self.front.open
-        if opened.pop(self.number, None) is None:
-            return
-        self.turns.leave(self.turn)
-        answers = texts.answers if texts.dispatch is dispatch else texts.begin(dispatch)
-        if answers is None:
-            self.front.fail(self.number, Overloaded("the front of this connection does not read the responses"))
-            return
-        answers.numbers.append(self.number)
-        answers.outputs.append(output)
-        texts.size_bytes += len(output) if isinstance(output, bytes) else sum(len(each.data) for each in output)
-        if not opened or texts.size_bytes > FULL_FRAME:  # no other output can come in this turn, or the frame is full
-            texts.turn_ends()
+        """Send the output to the front, with what it says of its batch."""
+        output = sent_output(output, as_bytes=self.form.accept == OBJECT)
+        if self.number in self.front.open:
+            self.turns.leave(self.turn)
+        super().finish(output, dispatch)
 
     def fail(self, error: WeirError) -> None:
         """Send the error to the front."""
@@ -606,44 +602,3 @@ def sent_output(output: Any, *, as_bytes: bool) -> bytes | list[SentArray]:
     parts = output if isinstance(output, (list, tuple)) else [output]
     arrays = [numpy.asarray(each, numpy.float32) for each in parts]
     return [SentArray(each.shape, each.tobytes()) for each in arrays]
-
-
-class TextsOfFront:
-    """The texts of `front`, and their outputs: those of one batch go in one message."""
-
-    def __init__(self, front: "ConnectedFront") -> None:
-        self.front = front
-        self.answers: TextOutputs | None = None  # of the batch `dispatch`, in this turn of the loop
-        self.dispatch: Dispatch | None = None
-        self.size_bytes = 0
-        self._loop = asyncio.get_running_loop()
-
-    def enter(self, known: KnownForm, turns: "Turns", numbers: range, message: Submit, now: float) -> None:
-        """Put the texts of `message` into the queue of the model of `known`."""
-        handle = cast(LocalHandle, known.handle)
-        queue, opened = TextQueue(handle, turns), self.front.open
-        for number, arrival, sent in zip(numbers, message.arrivals, message.payloads, strict=True):
-            request = opened[number] = RemoteText(self, queue, known.form, number, arrival, cast(SentText, sent))
-            try:
-                handle.submit(request, now)
-            except WeirError as error:
-                handle.notify(known.form.frontend, error)
-                request.fail(error)
-
-    def begin(self, dispatch: Dispatch) -> TextOutputs | None:
-        """Return where the outputs of a batch go; None if the front must not get more before it has read."""
-        if self.answers is None:
-            self._loop.call_soon(self.turn_ends)
-        else:
-            self.front.put(self.answers)
-        self.answers, self.dispatch, self.size_bytes = None, None, 0
-        if not self.front.is_full:
-            self.answers, self.dispatch = TextOutputs(batched(dispatch), [], []), dispatch
-        return self.answers
-
-    def turn_ends(self) -> None:
-        """Send the outputs of this turn."""
-        answers, self.answers, self.dispatch, self.size_bytes = self.answers, None, None, 0
-        if answers is not None:
-            self.front.send(answers)
-            self.front.charge_unread()

@@ -44,14 +44,13 @@ from weir.fronts.messages import (
     MemoryGone,
     ModelTable,
     Noted,
+    Outputs,
     PlacedOutput,
     PlaceFree,
-    PlainOutputs,
     ProductDrained,
     Refuse,
     Refused,
     Reported,
-    TextOutputs,
     reader_of_dispatcher,
     sent_error,
 )
@@ -476,9 +475,8 @@ class Front:
             self._grpc = front_server(config.grpc, context, config.http)
         self._models.changed.append(self._server.routes_changed)
         self._readers = {
-            PlainOutputs: self._requests.answered,
+            Outputs: self._requests.answered,
             PlacedOutput: self._requests.placed,
-            TextOutputs: self._requests.texts_answered,
             ModelTable: self._models.replace,
             Granted: self._granted,
             GiveBack: self._give_back,

@@ -234,19 +234,6 @@ class ModelTable(msgspec.Struct, array_like=True, tag=0):
     aliases: dict[str, str]
 
 
-class PlainOutputs(msgspec.Struct, array_like=True, tag=1):
-    """The plain responses to several requests."""
-
-    numbers: list[int]
-    outputs: list[bytes]
-
-    def takes(self, other: "PlainOutputs") -> bool:
-        """Add the responses of `other`; return True."""
-        self.numbers += other.numbers
-        self.outputs += other.outputs
-        return True
-
-
 class Batched(msgspec.Struct, array_like=True, gc=False):
     """What a response says of its batch; see Dispatch."""
 
@@ -260,14 +247,6 @@ class Batched(msgspec.Struct, array_like=True, gc=False):
     woken_at: float | None
 
 
-class DetailedOutput(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """The response to a request that says more than its output."""
-
-    number: int
-    output: bytes
-    batch: Batched
-
-
 class SentArray(msgspec.Struct, array_like=True, gc=False):
     """An array of float32."""
 
@@ -275,12 +254,23 @@ class SentArray(msgspec.Struct, array_like=True, gc=False):
     data: bytes
 
 
-class TextOutputs(msgspec.Struct, array_like=True, tag=20, gc=False):
-    """The outputs of texts of one batch: each is JSON if its form asks for that, else the numbers of a vector; or several arrays."""
+class Outputs(msgspec.Struct, array_like=True, tag=1):
+    """The outputs of several requests. `batch` is theirs if the responses say more than their outputs, else None.
 
-    batch: Batched
+    The output of a text is JSON if its form asks for that, else the numbers of a vector; or several arrays.
+    """
+
     numbers: list[int]
     outputs: list[bytes | list[SentArray]]
+    batch: Batched | None = None
+
+    def takes(self, other: "Outputs") -> bool:
+        """Add the outputs of `other`, if both say no more; return whether they do not."""
+        if self.batch is not None or other.batch is not None:
+            return False
+        self.numbers += other.numbers
+        self.outputs += other.outputs
+        return True
 
 
 class PlacedOutput(msgspec.Struct, array_like=True, tag=9, gc=False):
@@ -342,11 +332,9 @@ FromFront = (
 )  # fmt: skip
 FromDispatcher = (
     ModelTable
-    | PlainOutputs
-    | DetailedOutput
+    | Outputs
     | PlacedOutput
     | MemoryGone
-    | TextOutputs
     | FailedRequest
     | MustHandOver
     | Granted
@@ -370,7 +358,7 @@ def joined(frames: Sequence[Sequence[Any]]) -> list[Any]:
     messages: list[Any] = []
     last: Any = None
     for message in chain.from_iterable(frames):
-        if type(message) is not type(last) or type(message) not in (Submit, PlainOutputs) or not last.takes(message):
+        if type(message) is not type(last) or type(message) not in (Submit, Outputs) or not last.takes(message):
             messages.append(message)
             last = message
     return messages
@@ -466,7 +454,7 @@ def dispatch_of(batch: Batched) -> Dispatch:
     return dispatch
 
 
-# What a plain response says of its batch: nothing.
+# The batch of responses that say nothing of it.
 PLAIN = Dispatch(0, 0, [], None, 1, 1.0, Reason.IDLE, 0, 0.0, None, Wakeup.ARRIVAL, 0.0)
 
 

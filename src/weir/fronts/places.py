@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from weir.fronts.messages import (
     Batched,
-    DetailedOutput,
     Granted,
     MemoryGone,
+    Outputs,
     PlacedOutput,
     PlaceFree,
     SentPlace,
@@ -158,7 +158,7 @@ class PlacesOfFront:
         self._send(message)
         return True
 
-    def copied(self, message: WantCopy) -> DetailedOutput:
+    def copied(self, message: WantCopy) -> Outputs:
         """Return a copy of an output whose arena the front cannot have: it gets copies of all in that arena. Raises ValueError if it has no such output."""
         placed = self._unread.get((message.memory, message.offset))
         block = self._taken(message.memory, message.offset)
@@ -166,7 +166,7 @@ class PlacesOfFront:
             if placed is None or not isinstance(block.memory, Results):
                 raise ValueError("a copy of what is no output")
             self._numbers[block.memory] = 0
-            return DetailedOutput(placed.number, bytes(block.view), placed.batch)
+            return Outputs([placed.number], [bytes(block.view)], placed.batch)
         finally:
             block.release()
 

@@ -18,15 +18,14 @@ from weir.fronts.messages import (
     LONGEST_TOKENS,
     PLAIN,
     CallerLeft,
-    DetailedOutput,
     FailedRequest,
     FromDispatcher,
     Link,
     ModelDescription,
     ModelTable,
     MustHandOver,
+    Outputs,
     PlacedOutput,
-    PlainOutputs,
     Refused,
     RequestForm,
     SentArray,
@@ -34,7 +33,6 @@ from weir.fronts.messages import (
     SentPlace,
     SentText,
     Submit,
-    TextOutputs,
     Transferred,
     WantCopy,
     dispatch_of,
@@ -49,6 +47,7 @@ from weir.protocols.exchange import ModelInference
 from weir.serving import ServiceSettings
 from weir.serving.delivery import Tracer, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
+from weir.text_models.texts import Tokens
 from weir.wire.inference import ArenaArrays
 from weir.wire.tensors import Unpacker, pack
 from weir.workers.executor import Block, discard
@@ -123,8 +122,8 @@ class Requests:
             self.link.put(CallerLeft(request.number))
             _drop(request.payload)
 
-    def answered(self, message: PlainOutputs) -> None:
-        """Give several requests their plain responses."""
+    def answered(self, message: Outputs) -> None:
+        """Give several requests their responses."""
         pop = self.open.pop
         requests = [pop(number, None) for number in message.numbers]
         outputs: list[Any] = message.outputs
@@ -134,36 +133,15 @@ class Requests:
         for index, request in enumerate(requests):
             if type(request.payload) is not bytes:
                 outputs[index] = self._read(request, outputs[index])
-        finish_each(requests, outputs, PLAIN, undelivered)
+        batch = message.batch
+        finish_each(requests, outputs, PLAIN if batch is None else dispatch_of(batch), undelivered)
 
-    def texts_answered(self, message: TextOutputs) -> None:
-        """Give texts their outputs."""
-        import numpy  # which fronts without texts do not load
-
-        def output_of(sent: bytes | list[SentArray], request: Any) -> Any:
-            if isinstance(sent, bytes):
-                return sent if request.form.accept != OBJECT else numpy.frombuffer(sent, numpy.float32)
-            arrays = [numpy.frombuffer(each.data, numpy.float32).reshape(each.shape) for each in sent]
-            return arrays if request.payload.outputs else arrays[0]
-
-        dispatch = dispatch_of(message.batch)
-        for number, sent in zip(message.numbers, message.outputs, strict=True):
-            request = self.open.pop(number, None)
-            if request is not None and settle(request):  # otherwise its caller has left
-                try:
-                    request.finish(output_of(sent, request), dispatch)
-                except Exception:
-                    undelivered(request)
-
-    def ended(self, message: DetailedOutput | FailedRequest | MustHandOver) -> None:
-        """Give one request its end."""
+    def ended(self, message: FailedRequest | MustHandOver) -> None:
+        """Give one request its end, which is no output."""
         request = self.open.pop(message.number, None)
         if request is None:
             return
-        if isinstance(message, DetailedOutput):
-            output = message.output if type(request.payload) is bytes else self._read(request, message.output)
-            self._end(request, request.finish, output, dispatch_of(message.batch))
-        elif isinstance(message, MustHandOver):
+        if isinstance(message, MustHandOver):
             self._end(request, request.fail, HandedOver())
             _drop(request.payload)
         else:
@@ -185,14 +163,14 @@ class Requests:
         output = block if type(request.payload) is bytes else self._read(request, block)
         self._end(request, request.finish, output, dispatch_of(message.batch))
 
-    def _read(self, request: Any, output: bytes | OutputBlock) -> Any:
+    def _read(self, request: Any, output: bytes | list[SentArray] | OutputBlock) -> Any:
         """Return the output of a request whose payload was not sent as it is. No worker reads its place any more."""
         payload = request.payload
         discard(payload)
-        if not isinstance(payload, dict):
-            return output
         try:
-            return self._unpack(output if type(output) is bytes else _leased(output))
+            if isinstance(payload, dict):
+                return self._unpack(output if type(output) is bytes else _leased(output))
+            return _vectors_in(output, request) if isinstance(payload, Tokens) else output
         except Exception:
             settle(request)
             undelivered(request)
@@ -233,6 +211,16 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
     return _sent(place), True
+
+
+def _vectors_in(output: Any, request: Any) -> Any:
+    """Return the output of a text: JSON, a vector, or the arrays of its outputs."""
+    import numpy  # which fronts without texts do not load
+
+    if isinstance(output, bytes):
+        return output if request.form.accept != OBJECT else numpy.frombuffer(output, numpy.float32)
+    arrays = [numpy.frombuffer(each.data, numpy.float32).reshape(each.shape) for each in output]
+    return arrays if request.payload.outputs else arrays[0]
 
 
 def _leased(block: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The life of one request with tensors, from its bytes to its response, for channels that give a request no task of its own.
+"""The life of one request, from its bytes to its response, for channels that give a request no task of its own.
 
 | state   | what happens                                          | what stops it when the caller leaves     |
 | ------- | ----------------------------------------------------- | ---------------------------------------- |
@@ -8,13 +8,14 @@
 | writing | a thread writes a long response                       | the thread's job is dropped              |
 | over    | the channel has its response or its error, or nothing | -                                        |
 
-A channel derives its own class from InferenceCall, which sends a response or an error, and calls `leave` when the caller has left. HTTP's fast path alone
-has these steps in its own request, which is the queue entry too.
+`ChannelCall` has these states. A kind of request derives its class from it: InferenceCall is a request with tensors, TextCall (text_server/http.py) one for texts.
+A channel derives its own class from one of these, which sends a response or an error, and calls `leave` when the caller has left. HTTP's fast path alone
+has these steps in its own request with tensors or an item, which is the queue entry too.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from contextvars import Context, copy_context
+from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from weir.errors import ModelNotReady, WeirError
 from weir.protocols.account import CLAIM, Account, Claim
 from weir.protocols.entries import QueueEntry
 from weir.protocols.exchange import Ended, Exchange, QueuedRequest, Stop, StreamPart, begin_task, inference_of
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later, written
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 T = TypeVar("T")
@@ -35,31 +36,25 @@ class Writing(NamedTuple):
     write: Callable[[], Any]
 
 
-class InferenceCall:
+class ChannelCall:
     """One request, whose message had `received_bytes`; what it takes in addition is charged to `account` until its end.
 
-    It ends once: by the channel's `send` or `fail`, by the last part of a stream, or by `leave`. `over` says whether it has ended; `exchange` is None until
-    its model is known.
+    It ends once: by the channel's `send` or `fail`, by `ended` after the last part of a response, or by `leave`. `over` says whether it has ended.
     """
 
-    __slots__ = ("_claim", "_stop", "account", "exchange", "over", "received_bytes")
+    __slots__ = ("_claim", "_stop", "account", "over", "received_bytes")
 
     def __init__(self, account: Account, received_bytes: int) -> None:
         self.account = account
         self.received_bytes = received_bytes
-        self.exchange: Exchange | None = None
         self.over = False
         self._claim: Claim | None = None
         self._stop: Stop | None = None  # what is under way
 
     # What a channel adds.
 
-    def send(self, message: Any) -> None:
-        """Send the response. An exception of this is the end of the request instead."""
-        raise NotImplementedError
-
-    async def send_part(self, part: StreamPart) -> int:
-        """Send one response of a stream. Return its size in bytes when the next one may be sent."""
+    def send(self, message: Any) -> int:
+        """Send the response, and return its size in bytes. An exception of this is the end of the request instead."""
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
@@ -76,56 +71,77 @@ class InferenceCall:
         self._claim = self._claim or self.account.claim()
         self._claim.take(size_bytes)
 
-    # From one state to the next. `submit`, `infer` and `stream` are steps for `attempt`: only they raise errors.
+    # What a kind of request adds.
+
+    def report(self, error: Exception) -> None:
+        """Notify the observers of the error that ends the request, which is sent next."""
+
+    def count(self, sent_bytes: int) -> None:
+        """Count the response, which had `sent_bytes` bytes."""
+
+    # From one state to the next. Only steps for `attempt` raise errors: the other methods end the request with them.
 
     def attempt(self, step: Callable[[], None], *, loads: bool = True) -> None:
         """Do `step`; its error ends the request. If it needs a model on demand that has not been read yet, that is read, and the step is done again."""
         try:
             step()
-        except ModelNotReady as error:
-            if error.read is None or not loads:
-                self.end(error)
-            else:
-                self._stop = begin_task(error.read(), partial(self._go_on, lambda _: self.attempt(step, loads=False)))
         except Exception as error:
-            self.end(error)
+            self._failed(error, step if loads else None)
 
     def read(self, size_bytes: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do the step `then` with what `work` returns, which reads about `size_bytes` bytes: in a thread if they are many."""
         if size_bytes <= LONG_BODY:
             self.attempt(lambda: then(work()))
         else:
-            self._stop = work_later(size_bytes, work, partial(self._go_on, then), account=self.account)
+            self._stop = work_later(size_bytes, work, self.after(then), account=self.account)
 
-    def submit(self, exchange: Exchange, entry: QueueEntry, write: Callable[[QueuedRequest], Any]) -> None:
-        """Put the only `entry` of the request into the queue. `write` makes the message of its end, or the Writing of one."""
-        self.exchange = exchange
-        respond = partial(self._respond, write)
-        request = exchange.submit(entry, lambda ended: self._go_on(respond, ended.error or ended))
-        self._await(partial(exchange.cancel, request))
+    def run(self, work: Awaitable[T], then: Callable[[T], None]) -> None:
+        """Do `work` in a task, and then the step `then` with its result."""
+        self._stop = self.own_context().run(begin_task, work, self.after(then))
 
-    def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
-        """Have the model compute `request`. `write` makes the message of the response, or the Writing of one."""
-        self.exchange = exchange
-        ended = partial(self._go_on, partial(self._respond, write))
-        service = exchange.service
-        if service.tracing is None and service.inference is None:
-            self._enter(exchange, request, ended)
+    def after(self, step: Callable[[T], None]) -> Ended[T]:
+        """Return what ends the present state: it does `step` with what the state has led to, unless that is an error, or the caller has left."""
+        return partial(self._go_on, step)
+
+    def stopped_by(self, stop: Stop) -> None:
+        """Let `stop` stop what was begun, unless that has ended already."""
+        if not self.over and self._stop is None:
+            self._stop = stop
+
+    def own_context(self) -> Context:
+        """Return a context for what is traced, or has a task: the current one may be that of an earlier request of the connection."""
+        context = Context()
+        self._claim = self._claim or self.account.claim()
+        context.run(CLAIM.set, self._claim)
+        return context
+
+    def respond(self, message: Any) -> None:
+        """Send `message`; if it is a Writing, what that writes, in a thread if it is long. Raises what Account.take raises."""
+        if not isinstance(message, Writing):
+            self.deliver(message)
+        elif message.size_bytes <= LONG_ANSWER:
+            self.deliver(message.write())
         else:
-            self._own_context().run(self._enter, exchange, request, ended)
+            self.charge(message.size_bytes)
+            ended = self.after(self.deliver)
+            self._stop = work_later(*message, ended, account=self.account, writes=True)
 
-    def stream(self, exchange: Exchange, request: InferenceRequest, *, ends: bool = True) -> None:
-        """Have the model compute `request`, and send its responses as they come; with `ends` an empty one follows unless the model has marked the last."""
-        self.exchange = exchange
-        work, ended = self._send_parts(exchange, request, ends), partial(self._go_on, self._end_stream)
-        self._stop = self._own_context().run(begin_task, work, ended)
+    def deliver(self, message: Any) -> None:
+        """End with the response."""
+        self._close()
+        self.release()
+        try:
+            sent_bytes = self.send(message)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self.count(sent_bytes)
 
-    def leave(self) -> None:
-        """Stop what is under way, as the caller has left. Idempotent."""
-        if not self.over:
-            stop = self._close()
-            if stop is None or stop() is not False:
-                self.release()
+    def ended(self, sent_bytes: int) -> None:
+        """End: all parts of the response have been sent, which had `sent_bytes` bytes together."""
+        self._close()
+        self.release()
+        self.count(sent_bytes)
 
     def end(self, error: Exception) -> None:
         """End with `error`, and notify the observers of it. Nothing happens if the request has ended."""
@@ -134,84 +150,115 @@ class InferenceCall:
             self.release()
             self._fail(error)
 
+    def leave(self) -> None:
+        """Stop what is under way, as the caller has left. Idempotent."""
+        if not self.over:
+            stop = self._close()
+            if stop is None or stop() is not False:
+                self.release()
+
     def _go_on(self, step: Callable[[Any], None], found: Any) -> None:
-        """A state has ended with `found`: do the next step with it, unless it is an error, or the caller has left."""
         if self.over:
             self.release()
             return
         self._stop = None
         if isinstance(found, Exception):
-            self.end(found)
-        else:
-            self.attempt(partial(step, found))
-
-    def _enter(self, exchange: Exchange, request: InferenceRequest, ended: Ended[InferenceResponse]) -> None:
-        exchange.begin_trace()
-        with exchange:
-            self._await(inference_of(exchange.service).begin(exchange, request, ended))
-
-    def _await(self, stop: Stop) -> None:
-        """Be ready to `stop` what was begun, unless it has ended already."""
-        if not self.over and self._stop is None:
-            self._stop = stop
-
-    def _own_context(self) -> Context:
-        """Return a context for what is traced, or has a task: the current one is that of the connection."""
-        context = copy_context()
-        self._claim = self._claim or self.account.claim()
-        context.run(CLAIM.set, self._claim)
-        return context
-
-    async def _send_parts(self, exchange: Exchange, request: InferenceRequest, ends: bool) -> int:
-        sent = 0
-        async with aclosing(exchange.stream(request)) as parts:
-            async for part in parts:
-                sent += await self.send_part(part)
-                ends = ends and not part.last
-                del part  # frees its tensors while the next one is awaited
-        if ends:
-            facts = exchange.service.facts
-            end = InferenceResponse(facts.name, [], version=facts.version, id=request.id)
-            sent += await self.send_part(StreamPart(end, True))
-        return sent
-
-    def _respond(self, write: Callable[[Any], Any], found: Any) -> None:
-        message = write(found)
-        if not isinstance(message, Writing):
-            self._send(message)
-        elif message.size_bytes <= LONG_ANSWER:
-            self._send(message.write())
-        else:
-            self.charge(message.size_bytes)
-            ended = partial(self._go_on, self._send)
-            self._stop = work_later(*message, ended, account=self.account, writes=True)
-
-    def _send(self, message: Any) -> None:
-        self._close()
-        self.release()
+            return self.end(found)
         try:
-            self.send(message)
+            step(found)
         except Exception as error:
-            self._fail(error)
-        else:
-            self._count(len(message))
+            self._failed(error, partial(step, found))
 
-    def _end_stream(self, sent_bytes: int) -> None:
-        self._close()
-        self.release()
-        self._count(sent_bytes)
+    def _failed(self, error: Exception, again: Callable[[], None] | None) -> None:
+        """End with `error`, unless a model that has not been read yet is what lacks `again`: then read it first."""
+        if again is not None and isinstance(error, ModelNotReady) and error.read is not None:
+            self._stop = begin_task(error.read(), self.after(lambda _: self.attempt(again, loads=False)))
+        else:
+            self.end(error)
 
     def _fail(self, error: Exception) -> None:
-        if isinstance(error, WeirError) and self.exchange is not None:
-            self.exchange.refused(error)
+        self.report(error)
         self.fail(error)
-
-    def _count(self, sent_bytes: int) -> None:
-        if self.exchange is not None:
-            self.exchange.transferred(self.received_bytes, sent_bytes)
 
     def _close(self) -> Stop | None:
         """End. Return what stops what is under way."""
         self.over = True
         stop, self._stop = self._stop, None
         return stop
+
+
+class InferenceCall(ChannelCall):
+    """One request with tensors. `exchange` is None until its model is known. `submit`, `infer` and `stream` are steps for `attempt`."""
+
+    __slots__ = ("exchange",)
+
+    def __init__(self, account: Account, received_bytes: int) -> None:
+        super().__init__(account, received_bytes)
+        self.exchange: Exchange | None = None
+
+    async def send_part(self, message: Any) -> int:
+        """Send one response of a stream. Return its size in bytes when the next one may be sent. A channel adds this."""
+        raise NotImplementedError
+
+    def submit(self, exchange: Exchange, entry: QueueEntry, write: Callable[[QueuedRequest], Any]) -> None:
+        """Put the only `entry` of the request into the queue. `write` makes the message of its end, or the Writing of one."""
+        self.exchange = exchange
+        respond = partial(self._respond, write)
+        request = exchange.submit(entry, lambda ended: self._go_on(respond, ended.error or ended))
+        self.stopped_by(partial(exchange.cancel, request))
+
+    def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
+        """Have the model compute `request`. `write` makes the message of the response, or the Writing of one."""
+        self.exchange = exchange
+        service, ended = exchange.service, self.after(partial(self._respond, write))
+        if service.tracing is None and service.inference is None:
+            self._enter(exchange, request, ended)
+        else:
+            self.own_context().run(self._enter, exchange, request, ended)
+
+    def stream(
+        self,
+        exchange: Exchange,
+        request: InferenceRequest,
+        write: Callable[[StreamPart], Writing],
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Have the model compute `request`, and send what `write` makes of its responses as they come. With `ends` an empty one follows, unless the model has
+        marked the last."""
+        self.exchange = exchange
+        self.run(self._send_parts(exchange, request, write, ends), self.ended)
+
+    def report(self, error: Exception) -> None:
+        """See ChannelCall."""
+        if isinstance(error, WeirError) and self.exchange is not None:
+            self.exchange.refused(error)
+
+    def count(self, sent_bytes: int) -> None:
+        """See ChannelCall."""
+        if self.exchange is not None:
+            self.exchange.transferred(self.received_bytes, sent_bytes)
+
+    def _respond(self, write: Callable[[T], Any], found: T) -> None:
+        self.respond(write(found))
+
+    def _enter(self, exchange: Exchange, request: InferenceRequest, ended: Ended[InferenceResponse]) -> None:
+        exchange.begin_trace()
+        with exchange:
+            self.stopped_by(inference_of(exchange.service).begin(exchange, request, ended))
+
+    async def _send_parts(
+        self, exchange: Exchange, request: InferenceRequest, write: Callable[[StreamPart], Writing], ends: bool
+    ) -> int:
+        sent = 0
+        async with aclosing(exchange.stream(request)) as parts:
+            async for part in parts:
+                ends = ends and not part.last
+                message = await written(*write(part))
+                del part  # frees its tensors while the client reads the message
+                sent += await self.send_part(message)
+        if ends:
+            facts = exchange.service.facts
+            end = InferenceResponse(facts.name, [], version=facts.version, id=request.id)
+            sent += await self.send_part(await written(*write(StreamPart(end, True))))
+        return sent

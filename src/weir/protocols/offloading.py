@@ -120,10 +120,15 @@ async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -
     """
 
     def work() -> T:
-        charge_values(len(body), partial(values_bytes, body, MSGPACK if is_msgpack(content_type) else JSON))
+        charge_body(body, content_type)
         return read()
 
     return await off_loop(len(body), work)
+
+
+def charge_body(body: bytes, content_type: str) -> None:
+    """Charge the values of a `body` of JSON or msgpack, see `charge_values`, before it is decoded. Raises what `charge_values` raises."""
+    charge_values(len(body), partial(values_bytes, body, MSGPACK if is_msgpack(content_type) else JSON))
 
 
 async def unpack(size_bytes: int, work: Callable[[], T]) -> T:

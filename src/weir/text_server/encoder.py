@@ -34,7 +34,7 @@ from weir.text_server.requests import (
     stated_limit,
     with_place,
 )
-from weir.text_server.texts import Encoded, Phases, TextFacts, TextOptions, TextQuery, texts_bytes
+from weir.text_server.texts import NO_OPTIONS, Encoded, Phases, TextFacts, TextOptions, TextQuery, texts_bytes
 from weir.text_server.tokenizing import (
     AT_ONCE_CHARACTERS,
     CHUNK,
@@ -163,6 +163,7 @@ class Encoder:
         self._lengths = self._weight = 0.0
         self._open_requests = OpenRequests()
         self._release_timers: list[asyncio.TimerHandle] = []
+        self._calls: dict[str, Exchange] = {}  # of texts alone, by frontend
 
     @property
     def window(self) -> int:
@@ -176,6 +177,7 @@ class Encoder:
     def serve(self, service: "ModelHandle") -> None:
         """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
         self._service = service
+        self._calls.clear()
 
     async def drain(self) -> bool:
         """Accept no more requests, and wait until all have ended. Return False if some have not after the service's drain_timeout.
@@ -255,7 +257,7 @@ class Encoder:
         is_turn = first is None or (first.is_bulk and not bulk)
         if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
             return None
-        rule = self._length_rule(options)
+        rule = self._own_rule if options is NO_OPTIONS else self._length_rule(options)
         timeout = service.facts.settings.timeout if query.timeout is None else query.timeout
         if rule.split or not 0 < timeout <= LONGEST_TIMEOUT:
             return None
@@ -269,7 +271,11 @@ class Encoder:
         if isinstance(result, WeirError):
             raise with_place(result, 0)
         as_json = query.as_json and options.dimensions is None and self._is_small and not result.truncated
-        call, cost = Exchange(service, frontend=query.frontend), float(max(len(result.ids) // 4, self._shape.shortest))
+        # Nothing of it is of one request, as it is not traced.
+        call = self._calls.get(query.frontend) or self._calls.setdefault(
+            query.frontend, Exchange(service, frontend=query.frontend)
+        )
+        cost = float(max(len(result.ids) // 4, self._shape.shortest))
         form = Form(
             timeout, accept=JSON if as_json else OBJECT, cost=cost, priority=query.priority, frontend=query.frontend
         )

@@ -17,8 +17,8 @@ import numpy
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from weir.errors import InvalidRequest, WeirError, brief, unknown_model
-from weir.messages import Origin, Trace
+from weir.errors import InvalidRequest, brief, unknown_model
+from weir.messages import CURRENT_TRACE, Origin, Trace
 from weir.protocols import HttpSettings
 from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
@@ -216,26 +216,16 @@ class TextExchange:
         return TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each, as_json)
 
     async def run(self, work: TextWork[Any]) -> Encoded:
-        """Count the request, and return what `work` asks for. Raises what Encodes raises."""
-        self.received(len(work.texts))
-        if work.compute is not None:
-            return await work.compute(self.timeout)
-        encoded = await work.encoder.encode(work.texts, self.query(work.options, self.timeout, self.trace))
+        """Return what `work` asks for; `trace` is then the request's own, if it has a span. Raises what Encodes raises."""
+        try:
+            if work.compute is not None:
+                return await work.compute(self.timeout)
+            encoded = await work.encoder.encode(work.texts, self.query(work.options, self.timeout, self.trace))
+        finally:
+            self.trace = CURRENT_TRACE.get() or self.trace
         if encoded.foreign:
             self.warn_of_ids(encoded.foreign)
         return encoded
-
-    def begin_one(
-        self, work: TextWork[Any], done: Callable[[Encoded | WeirError], None]
-    ) -> Callable[[], object] | None:
-        """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `run`."""
-        if len(work.texts) != 1 or work.compute is not None:
-            return None
-        query = self.query(work.options, self.timeout, as_json=work.as_json)
-        withdraw = work.encoder.encode_one(work.texts[0], query, done)
-        if withdraw is not None:
-            self.received(1)
-        return withdraw
 
     def received(self, texts: int) -> None:
         """Count the request, which has `texts` texts."""
@@ -249,9 +239,9 @@ class TextExchange:
         """Count the response: the vectors of `texts` texts, of which `truncated` were cut."""
         self.context.counts.answered(self.model, self.frontend, texts, truncated)
 
-    def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
-        """Count the response, which has all vectors in `encoded`, and report the sizes of request and response."""
-        self.answered(len(encoded.counts), sum(encoded.truncated))
+    def delivered(self, texts: int, truncated: int, received_bytes: int, sent_bytes: int) -> None:
+        """Count the response, see `answered`, and report the sizes of request and response."""
+        self.context.counts.answered(self.model, self.frontend, texts, truncated)
         self.context.counts.transferred(self.model, self.frontend, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from weir.fronts.remote import HandedOver, TextHandle
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import FastTextRequest, FastTexts
+from weir.text_server.http import FastTextCall, FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
@@ -165,22 +165,22 @@ class FrontClients(TextClients):
 class FrontTexts(FastTexts):
     """FastTexts in a front."""
 
-    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FrontTextRequest":
+    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FrontTextCall":
         """See RouteHandler."""
-        return FrontTextRequest(self, connection, plan, payload)
+        return FrontTextCall(self, connection, plan, payload)
 
 
-class FrontTextRequest(FastTextRequest):
+class FrontTextCall(FastTextCall):
     """A request of a front. The dispatcher answers it if the model has changed."""
 
     __slots__ = ()
 
-    def end_with(self, error: Exception) -> None:
-        """See FastTextRequest."""
+    def fail(self, error: Exception) -> None:
+        """See FastTextCall."""
         if isinstance(error, HandedOver):
-            self._connection.hand_over(self._plan, self.payload)
+            self.pass_on()
         else:
-            super().end_with(error)
+            super().fail(error)
 
 
 @dataclass

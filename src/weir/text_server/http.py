@@ -1,13 +1,12 @@
 """The HTTP channels of requests for texts: an ASGI call, and a connection of the fast path; and how the endpoints of a product are declared.
 
-Requests with small responses are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the
-connection is handed over to the ASGI application.
+Requests with small responses are answered on the fast path, without ASGI between them and their connection. For any other request the connection is handed
+over to the ASGI application.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
-from contextvars import Context
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_type_hints
@@ -19,9 +18,10 @@ from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, HttpEndpoint, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
-from weir.protocols.account import CLAIM
+from weir.protocols.account import CLAIM, Account
+from weir.protocols.call import ChannelCall, Writing
 from weir.protocols.native import RequestOptions
-from weir.protocols.offloading import LONG_ANSWER, parsed, written
+from weir.protocols.offloading import LONG_ANSWER, charge_body
 from weir.protocols.response import (
     JSON_HEADER,
     Headers,
@@ -31,6 +31,7 @@ from weir.protocols.response import (
     encode_safely,
     error_headers,
     start_headers,
+    trace_headers,
 )
 from weir.text_models.texts import TextOutput
 from weir.text_server.encoder import DETAIL_BYTES
@@ -268,7 +269,7 @@ class TextHead(RequestOptions):
 
 
 class HttpTexts:
-    """Responds to the requests at `endpoint`. It is called with those of ASGI; FastTexts uses its parts for those of the fast path."""
+    """Responds to the requests at `endpoint`: to those of ASGI itself, and FastTexts to those of the fast path."""
 
     def __init__(self, endpoint: TextEndpoint, context: EmbeddingContext) -> None:
         self.endpoint = endpoint
@@ -284,42 +285,118 @@ class HttpTexts:
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
         """Return the response to `call`, also for an error; None if it has been sent already or the caller has left."""
-        exchange = self.exchange()
+        request = AsgiTextCall(self, call)
+        request.begin()
         try:
-            content_type = dict(call.headers).get(b"content-type", b"").decode("latin-1")
-            read = partial(self.endpoint.work, exchange, call.headers, call.body)
-            work = await parsed(call.body, read, content_type)
-            head = TextHead(call.headers)
-            head.apply_to(exchange, call.peer)
-            encoded = await unless_left(exchange.run(work), call.receive)
-            if _numbers(encoded) > _STREAMED_ABOVE and call.version != "1.0":
-                written = work.write(encoded)
-                if isinstance(written, Listing):
-                    await self._send(exchange, encoded, written, call)
-                    return None
-            return await self.response(exchange, work, encoded, head, len(call.body))
+            return await unless_left(request.response, call.receive)
         except ClientLeft:
             return None
-        except WeirError as error:
-            return exchange.refusal(error)
+        finally:
+            request.leave()
 
-    async def _send(self, exchange: HttpExchange, encoded: Encoded, listing: Listing, call: AsgiCall) -> None:
-        """Send a very large response in parts, uncompressed, and count it."""
-        headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
-        sent = await unless_left(send_listing(call.send, listing, headers), call.receive)
-        exchange.delivered(encoded, len(call.body), sent)
 
-    async def response(
-        self, exchange: HttpExchange, work: HttpWork, encoded: Encoded, head: TextHead, received_bytes: int
-    ) -> HttpResponse:
-        """Return the response to `work`, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
-        write = partial(whole, work, encoded)
-        size_bytes = _size(encoded)
-        response = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
-        if head.accept_coding and len(response.body) > self.context.http.compress_above:
-            response = await compressed_off_loop(response, head.accept_coding)
-        exchange.delivered(encoded, received_bytes, len(response.body))
-        return response
+class TextCall(ChannelCall):
+    """A request at the endpoint of `texts`, with the body `payload`, from `peer`; see ChannelCall. A channel adds `send` and, before `compute`, the `head`."""
+
+    __slots__ = ("exchange", "head", "headers", "made", "payload", "peer", "texts")
+    head: TextHead
+
+    def __init__(self, texts: HttpTexts, account: Account, headers: Headers, payload: bytes, peer: str | None) -> None:
+        super().__init__(account, len(payload))
+        self.exchange = texts.exchange()
+        self.texts = texts
+        self.headers = headers
+        self.payload = payload
+        self.peer = peer
+        self.made = (0, 0)  # texts with results, and how many of them were cut
+
+    def compute(self, work: HttpWork) -> None:
+        """Have the model compute `work`: a step for `attempt`. The only text of a request mostly needs no task."""
+        exchange, then = self.exchange, partial(self.computed, work)
+        self.head.apply_to(exchange, self.peer)
+        exchange.received(len(work.texts))
+        stop = None
+        if len(work.texts) == 1 and work.compute is None:
+            query = exchange.query(work.options, exchange.timeout, as_json=work.as_json)
+            stop = work.encoder.encode_one(work.texts[0], query, self.after(then))
+        if stop is None:
+            self.run(exchange.run(work), then)
+        else:
+            self.stopped_by(stop)
+
+    def computed(self, work: HttpWork, encoded: Encoded) -> None:
+        """Respond with what was computed: a step for `attempt`."""
+        self.made = len(encoded.counts), sum(encoded.truncated)
+        self.respond(Writing(_size(encoded), partial(whole, work, encoded)))
+
+    def deliver(self, message: HttpResponse) -> None:
+        """See ChannelCall. The response is compressed first, if the caller accepts that."""
+        coding = self.head.accept_coding
+        if coding and len(message.body) > self.texts.context.http.compress_above:
+            self.run(compressed_off_loop(message, coding), super().deliver)
+        else:
+            super().deliver(message)
+
+    def fail(self, error: Exception) -> None:
+        """See ChannelCall."""
+        self.send(self.exchange.refusal(error))
+
+    def report(self, error: Exception) -> None:
+        """Log `error` unless it is one that callers are to expect."""
+        if not isinstance(error, WeirError):
+            _log.error("POST %s failed", self.texts.endpoint.path, exc_info=error)
+
+    def count(self, sent_bytes: int) -> None:
+        """See ChannelCall."""
+        self.exchange.delivered(*self.made, self.received_bytes, sent_bytes)
+
+
+class AsgiTextCall(TextCall):
+    """A request of ASGI. `response` gets its response, or None if that has been sent in parts."""
+
+    __slots__ = ("_call", "response")
+
+    def __init__(self, texts: HttpTexts, call: AsgiCall) -> None:
+        claim = CLAIM.get()
+        account = Account(texts.context.http) if claim is None else claim.account
+        super().__init__(texts, account, call.headers, call.body, call.peer)
+        self._call = call
+        self.response: asyncio.Future[HttpResponse | None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """Read the body, in a thread if it is long, and have the model compute what it asks for."""
+        self.read(len(self.payload), self._work, self.compute)
+
+    def _work(self) -> HttpWork:
+        charge_body(self.payload, dict(self.headers).get(b"content-type", b"").decode("latin-1"))
+        return self.texts.endpoint.work(self.exchange, self.headers, self.payload)
+
+    def compute(self, work: HttpWork) -> None:
+        """See TextCall. Raises what TextHead raises."""
+        self.head = TextHead(self.headers)
+        super().compute(work)
+
+    def computed(self, work: HttpWork, encoded: Encoded) -> None:
+        """See TextCall. A very large response is sent in parts, uncompressed."""
+        large = _numbers(encoded) > _STREAMED_ABOVE and self._call.version != "1.0"
+        listing = work.write(encoded) if large else None
+        if not isinstance(listing, Listing):
+            return super().computed(work, encoded)
+        self.made = len(encoded.counts), sum(encoded.truncated)
+        marked = HttpResponse(200, [*_marks(encoded), *trace_headers(self.exchange)], b"")
+        headers = identified(marked, self.headers).headers
+        self.run(send_listing(self._call.send, listing, headers), self.ended)
+
+    def ended(self, sent_bytes: int) -> None:
+        """See ChannelCall."""
+        super().ended(sent_bytes)
+        self.response.set_result(None)
+
+    def send(self, message: HttpResponse) -> int:
+        """See ChannelCall."""
+        message.headers.extend(trace_headers(self.exchange))
+        self.response.set_result(message)
+        return len(message.body)
 
 
 def whole(work: HttpWork, encoded: Encoded) -> HttpResponse:
@@ -363,9 +440,9 @@ class FastTexts:
         self.prefix = tuple(path.encode() for path in self._texts if path != "/")
         self._longest = min(LARGE_BYTES, self._errors.context.http.max_body_size)
 
-    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FastTextRequest":
+    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FastTextCall":
         """See RouteHandler."""
-        return FastTextRequest(self, connection, plan, payload)
+        return FastTextCall(self, connection, plan, payload)
 
     def complete(self, plan: "RoutePlan", http_head: "HttpHead", path: str) -> bool:
         """See RouteHandler. An invalid head is left to the ASGI application, which answers with the error."""
@@ -390,102 +467,38 @@ class FastTexts:
         return self._errors.refusal(error)
 
 
-class FastTextRequest:
+class FastTextCall(TextCall):
     """One request on a connection of the fast path; see HotRequest."""
 
-    __slots__ = (
-        "_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "_withdraw", "_work", "payload"
-    )  # fmt: skip
+    __slots__ = ("_connection", "_models", "_plan")
 
     def __init__(self, handler: FastTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
-        self.payload = payload
+        texts, self.head, headers = plan.head
+        super().__init__(texts, connection.shared.account, headers, payload, connection.peer)
         self._models = handler.models
         self._connection = connection
         self._plan = plan
-        self._texts, self._head, self._headers = plan.head
-        self._exchange: HttpExchange = self._texts.exchange()
-        self._work: HttpWork
-        self._task: asyncio.Task[None] | None = None
-        self._withdraw: Callable[[], object] | None = None
 
     def begin(self) -> None:
         """See HotRequest."""
-        exchange = self._exchange
-        try:
-            self._work = work = self._texts.endpoint.work(exchange, self._headers, self.payload)
-        except WeirError as error:
-            return self.fail(error)
-        if exchange.model not in self._models or not _has_small_response(work):
-            return self._connection.hand_over(self._plan, self.payload)
-        self._head.apply_to(exchange, self._connection.peer)
-        try:
-            self._withdraw = exchange.begin_one(work, self._one_answered)
-        except WeirError as error:
-            exchange.received(1)
-            return self.fail(error)
-        if self._withdraw is None:
-            self._run(self._answered())
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.
-        self._task = asyncio.get_running_loop().create_task(work, context=Context())
-
-    def _one_answered(self, encoded: Encoded | WeirError) -> None:
-        """Answer the request with the vector of its only text, or with its error."""
-        self._withdraw = None
-        texts, exchange = self._texts, self._exchange
-        if isinstance(encoded, WeirError):
-            return self.end_with(encoded)
-        if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
-            return self._run(self._answered(encoded))
-        try:
-            answer = whole(self._work, encoded)
-            exchange.delivered(encoded, len(self.payload), len(answer.body))
-        except Exception as error:
-            answer = self._failed(error)
-        if self._head.request_id is not None:
-            answer.headers.extend(echo_headers(self._head))
-        self._connection.answer(self._plan, answer)  # such requests are not traced (see Encoder.encode_one)
-
-    async def _answered(self, encoded: Encoded | None = None) -> None:
-        """Answer the request with its vectors, which are computed unless they are there. What they hold is charged as in an ASGI call."""
-        texts, exchange = self._texts, self._exchange
-        try:
-            with self._connection.shared.account.claim() as claim:
-                CLAIM.set(claim)
-                encoded = encoded or await exchange.run(self._work)
-                answer = await texts.response(exchange, self._work, encoded, self._head, len(self.payload))
-        except Exception as error:
-            self.end_with(error)
+        work = self.texts.endpoint.work(self.exchange, self.headers, self.payload)
+        if self.exchange.model in self._models and _has_small_response(work):
+            self.compute(work)
         else:
-            self._answer(answer)
+            self.pass_on()
 
-    def end_with(self, error: Exception) -> None:
-        """Send the response for `error`, with which the encoder ended the request."""
-        self._answer(self._failed(error))
+    def pass_on(self) -> None:
+        """Let the ASGI application respond."""
+        self._connection.hand_over(self._plan, self.payload)
 
-    def _failed(self, error: Exception) -> HttpResponse:
-        """Return the answer for `error`, and log it unless it is one that callers are to expect."""
-        if not isinstance(error, WeirError):
-            _log.exception("POST %s failed", self._texts.endpoint.path)
-        return self._exchange.refusal(error)
-
-    def _answer(self, answer: HttpResponse) -> None:
-        answer.headers.extend(echo_headers(self._head))
-        self._connection.answer(self._plan, identified(answer, ()))
-
-    def fail(self, error: Exception) -> None:
-        """See HotRequest."""
-        answer = self._exchange.refusal(error)
-        answer.headers.extend(echo_headers(self._head))
-        self._connection.answer(self._plan, answer)
-
-    def leave(self) -> None:
-        """See HotRequest."""
-        if self._withdraw is not None:
-            self._withdraw()
-        if self._task is not None:
-            self._task.cancel()
+    def send(self, message: HttpResponse) -> int:
+        """See ChannelCall."""
+        if self.head.request_id is not None:
+            message.headers.extend(echo_headers(self.head))
+        if self.exchange.trace is not None:
+            message.headers.extend(trace_headers(self.exchange))
+        self._connection.answer(self._plan, message)
+        return len(message.body)
 
 
 def _has_small_response(work: HttpWork) -> bool:

@@ -36,7 +36,7 @@ from weir.protocols.data_plane import find
 from weir.protocols.entries import CLASS, QueueEntry, class_offset, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart, inference_of
 from weir.protocols.kserve import KserveContext, Memory, wants_regions
-from weir.protocols.offloading import LONG_BODY, HeadMemo, written
+from weir.protocols.offloading import LONG_BODY, HeadMemo
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -264,9 +264,10 @@ class UnaryCall(InferenceCall):
         self.development = development
         incoming.on_left = self.leave
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> int:
         """End the call with the response."""
         self.incoming.end(trailers=self._trailers, body=message)
+        return len(message)
 
     def fail(self, error: Exception) -> None:
         """End the call with the status of `error`."""
@@ -481,7 +482,7 @@ class OneStream:
 class StreamRequest(InferenceCall):
     """One request of the stream `one`, with the message `body`."""
 
-    __slots__ = ("_body", "_exchange", "_one", "id", "model")
+    __slots__ = ("_body", "_one", "id", "model")
 
     def __init__(self, one: OneStream, body: bytes) -> None:
         super().__init__(one.call.account, len(body))
@@ -497,14 +498,16 @@ class StreamRequest(InferenceCall):
     def _open(self, found: Read) -> None:
         parsed, _ = found
         self.model, self.id = parsed.message.model_name, parsed.message.id
-        self._exchange = exchange = GrpcExchange(self._one.context, self._one.call, *found)
-        self.stream(exchange, exchange.request, ends=exchange.request.parameters.get(WANTS_FINAL) is True)
+        exchange = GrpcExchange(self._one.context, self._one.call, *found)
 
-    async def send_part(self, part: StreamPart) -> int:
-        """Write one response, which says whether it is the last one."""
-        part.response.parameters = {**part.response.parameters, FINAL: part.last}
-        message = await written(*self._exchange.writing(part.response))
-        del part  # frees the tensors while the message waits until the client reads
+        def write(part: StreamPart) -> Writing:
+            part.response.parameters = {**part.response.parameters, FINAL: part.last}
+            return exchange.writing(part.response)
+
+        self.stream(exchange, exchange.request, write, ends=exchange.request.parameters.get(WANTS_FINAL) is True)
+
+    async def send_part(self, message: bytes) -> int:
+        """Write one response."""
         return await self._one.write(in_stream(message))
 
     def fail(self, error: Exception) -> None:

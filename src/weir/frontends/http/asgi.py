@@ -9,7 +9,7 @@ within `stream_keep_alive` seconds, the stream begins with a comment, and its st
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from copy import copy, deepcopy
 from functools import partial
@@ -151,7 +151,7 @@ class ClientLeft(Cancelled):
     """The client of an ASGI call left before its response, so that nothing is sent. What a model raises is never of this class."""
 
 
-async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def unless_left(work: Awaitable[T], receive: Receive) -> T:
     """Return the result of `work`. If the client leaves, `work` is cancelled and ClientLeft is raised. The body must have been read."""
     task = asyncio.current_task()
     assert task is not None  # coroutines run in one

@@ -449,7 +449,7 @@ class RequestHandler:
             if encoded.foreign:
                 exchange.warn_of_ids(encoded.foreign)
             answer = frames.write_vectors(request, encoded.vectors, encoded.tokens)
-            exchange.delivered(encoded, received, sum(map(len, answer)))
+            exchange.delivered(len(encoded.counts), sum(encoded.truncated), received, sum(map(len, answer)))
             publisher.publish(answer)
         except WeirError as error:
             self._refuse(request, exchange, error)

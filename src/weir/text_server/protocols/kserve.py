@@ -314,6 +314,7 @@ class TextInference:
         exchange = TextExchange(self._context, call.frontend, self._encoder.name, trace=call.trace)
         try:
             work = await self._read(exchange, request, call)
+            exchange.received(len(work.texts))
             encoded = await exchange.run(work)
         except WeirError as error:
             exchange.refused(kserve_code(error))

@@ -125,6 +125,7 @@ async def _respond(context: EmbeddingContext, method: Method, read: Read, reques
         if left is not None:
             exchange.timeout = min(left, exchange.timeout or left)
         work = read(request, exchange)
+        exchange.received(len(work.texts))
         encoded = await exchange.run(work)
     except WeirError as error:
         exchange.refused(http_code(error))
