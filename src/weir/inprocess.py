@@ -6,7 +6,7 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from weir.catalog.loading import ServiceMaker
@@ -24,7 +24,7 @@ from weir.catalog.sources import (
     target_of,
 )
 from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming
-from weir.client.methods import AsyncClient, Client
+from weir.client.methods import AsyncClient, Client, blocking_chunks
 from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
@@ -46,79 +46,6 @@ Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: a function whose result is awaited for the response, or iterated for several responses.
 Step = Callable[[], Coroutine[Any, Any, Any]]
 Steps = Callable[[], AsyncGenerator[StreamPart, None]]
-
-
-class InProcess(Client):
-    """Serves models in this program, with the methods of Client. Many threads may use it at a time.
-
-    Its event loop runs in a thread of its own, from `start` or the beginning of a `with` block to `close` or its end.
-
-    Arguments:
-        models: classes of models, services or chains, functions, or texts like "module:Class".
-        model_repository: a folder of further models.
-        load: the names of the models that run from the start; by default all.
-        timeout: seconds for each call that has no timeout of its own.
-        retry: which calls are sent again; by default Retry().
-        observers: are notified of what happens.
-        settings: those of Service, for all models; and `model_control`, `model_memory` and `model_gpu_memory` of a server.
-
-    Raises SettingsError for an unusable model or setting.
-    """
-
-    def __init__(
-        self,
-        *models: Target,
-        model_repository: str | None = None,
-        load: Sequence[str] = (),
-        timeout: float = 60.0,
-        retry: Retry | None = None,
-        observers: Sequence[Observer] = (),
-        **settings: "Unpack[InProcessKeywords]",
-    ) -> None:
-        self._manager = make_manager(models, model_repository, load, observers, settings)
-        self._local = LocalTransport(self._manager)
-        super().__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
-
-    def start(self) -> Self:
-        """Start all models; return when they are ready. If they already run, nothing happens. Threads that call this at the same
-        time wait for one start.
-
-        Raises what Manager.start raises, after which nothing is left running; and Conflict in a process that was forked while the
-        models ran.
-        """
-        self._local.start()
-        return self
-
-    def __enter__(self) -> Self:
-        # Several `with` blocks cannot share it: the first one to end would stop it for the others.
-        if not self._local.start():
-            raise Conflict("this server is already running")
-        return self
-
-
-class AsyncInProcess(AsyncClient):
-    """InProcess for an event loop of the program: the methods are to be awaited."""
-
-    def __init__(
-        self,
-        *models: Target,
-        model_repository: str | None = None,
-        load: Sequence[str] = (),
-        timeout: float = 60.0,
-        retry: Retry | None = None,
-        observers: Sequence[Observer] = (),
-        **settings: "Unpack[InProcessKeywords]",
-    ) -> None:
-        self._manager = make_manager(models, model_repository, load, observers, settings)
-        super().__init__(LocalCalls(self._manager), AsyncLocalTransport(self._manager), timeout=timeout, retry=retry)
-
-    async def start(self) -> Self:
-        """Start all models; return when they are ready. Raises what Manager.start raises; nothing is left running then."""
-        await self._manager.start()
-        return self
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
 
 
 class LocalCalls(Calls):
@@ -204,13 +131,7 @@ class LocalTransport:
 
     def chunks(self, step: Steps, silence: Silence) -> Generator[StreamPart, None, None]:
         """See AsyncLocalTransport.chunks. Raises DeadlineExceeded when `silence` is over."""
-        background, parts = self._running, _for_caller(step())
-        try:
-            with suppress(StopAsyncIteration):
-                while True:
-                    yield background.run(silence.next_of(parts))
-        finally:
-            background.run(parts.aclose())
+        return blocking_chunks(self._running.run, _for_caller(step()), silence)
 
     def close(self) -> None:
         """Drain and stop all models, and end the event loop."""
@@ -224,6 +145,78 @@ class LocalTransport:
         if parent is not None:
             raise _forked(parent)
         raise Conflict("this server is not running: start it, or use it in `with`")
+
+
+class OverManager:
+    """What the clients of models in this program have in common. Each has the class of its `transport`.
+
+    Arguments:
+        models: classes of models, services or chains, functions, or texts like "module:Class".
+        model_repository: a folder of further models.
+        load: the names of the models that run from the start; by default all.
+        timeout: seconds for each call that has no timeout of its own.
+        retry: which calls are sent again; by default Retry().
+        observers: are notified of what happens.
+        settings: those of Service, for all models; and `model_control`, `model_memory` and `model_gpu_memory` of a server.
+
+    Raises SettingsError for an unusable model or setting.
+    """
+
+    transport: Callable[[Manager], Any]
+
+    def __init__(
+        self,
+        *models: Target,
+        model_repository: str | None = None,
+        load: Sequence[str] = (),
+        timeout: float = 60.0,
+        retry: Retry | None = None,
+        observers: Sequence[Observer] = (),
+        **settings: "Unpack[InProcessKeywords]",
+    ) -> None:
+        self._manager = make_manager(models, model_repository, load, observers, settings)
+        self._local = type(self).transport(self._manager)
+        made: Any = super()
+        made.__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
+
+
+class InProcess(OverManager, Client):
+    """Serves models in this program, with the methods of Client. Many threads may use it at a time. See OverManager for the arguments.
+
+    Its event loop runs in a thread of its own, from `start` or the beginning of a `with` block to `close` or its end.
+    """
+
+    transport = LocalTransport
+
+    def start(self) -> Self:
+        """Start all models; return when they are ready. If they already run, nothing happens. Threads that call this at the same
+        time wait for one start.
+
+        Raises what Manager.start raises, after which nothing is left running; and Conflict in a process that was forked while the
+        models ran.
+        """
+        self._local.start()
+        return self
+
+    def __enter__(self) -> Self:
+        # Several `with` blocks cannot share it: the first one to end would stop it for the others.
+        if not self._local.start():
+            raise Conflict("this server is already running")
+        return self
+
+
+class AsyncInProcess(OverManager, AsyncClient):
+    """InProcess for an event loop of the program: the methods are to be awaited."""
+
+    transport = AsyncLocalTransport
+
+    async def start(self) -> Self:
+        """Start all models; return when they are ready. Raises what Manager.start raises; nothing is left running then."""
+        await self._manager.start()
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
 
 
 def make_manager(

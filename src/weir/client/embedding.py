@@ -10,7 +10,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from itertools import count, islice
 from queue import SimpleQueue
 from threading import BoundedSemaphore, Lock
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
@@ -338,9 +337,7 @@ class EmbeddingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

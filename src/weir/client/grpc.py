@@ -94,10 +94,8 @@ CHANNEL_OPTIONS = [
 ]
 
 
-class GrpcClient(Client):
-    """A client of a server over gRPC, such as `GrpcClient("localhost:8001")`. Many threads may use it at a time.
-
-    All calls share one connection; a server that stops reading holds none of them, and the next call gets a new one.
+class OverGrpc:
+    """What the clients of a server's gRPC address have in common. Each has the class of its `transport`.
 
     Arguments:
         address: HOST:PORT.
@@ -107,22 +105,7 @@ class GrpcClient(Client):
         credentials: for TLS.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout: float = 60.0,
-        token: str | None = None,
-        retry: Retry | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        super().__init__(
-            GrpcCalls(), GrpcTransport(address, _metadata(token), credentials), timeout=timeout, retry=retry
-        )
-
-
-class AsyncGrpcClient(AsyncClient):
-    """GrpcClient for an event loop: the methods are to be awaited."""
+    transport: Callable[..., Any]
 
     def __init__(
         self,
@@ -133,9 +116,9 @@ class AsyncGrpcClient(AsyncClient):
         retry: Retry | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        super().__init__(
-            GrpcCalls(), AsyncGrpcTransport(address, _metadata(token), credentials), timeout=timeout, retry=retry
-        )
+        made: Any = super()
+        transport = type(self).transport(address, _metadata(token), credentials)
+        made.__init__(GrpcCalls(), transport, timeout=timeout, retry=retry)
 
 
 class _Connected:
@@ -295,6 +278,22 @@ class AsyncGrpcTransport:
     async def close(self) -> None:
         """Close the connection."""
         await self._connected.close()
+
+
+class GrpcClient(OverGrpc, Client):
+    """A client of a server over gRPC, such as `GrpcClient("localhost:8001")`. Many threads may use it at a time. See OverGrpc for the
+    arguments.
+
+    All calls share one connection; a server that stops reading holds none of them, and the next call gets a new one.
+    """
+
+    transport = GrpcTransport
+
+
+class AsyncGrpcClient(OverGrpc, AsyncClient):
+    """GrpcClient for an event loop: the methods are to be awaited."""
+
+    transport = AsyncGrpcTransport
 
 
 def _channel(library: Any, address: str, credentials: grpc.ChannelCredentials | None) -> Any:

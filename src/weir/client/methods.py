@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, suppress
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
@@ -58,20 +57,38 @@ class Transport(Protocol):
         """Close all connections."""
 
 
-class Client:
+class AsyncTransport(Protocol):
+    """Does the steps of calls, many at a time. See Transport."""
+
+    async def send(self, step: Any, timeout: float) -> Any:
+        """Do a step within `timeout` seconds, and return its result."""
+
+    def chunks(self, step: Any, silence: Silence) -> AsyncGenerator[Any, None]:
+        """Do a step with several results, and yield them; closing the generator ends it. The caller waits for each result until
+        `silence` is over."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class ClientBase(Generic[T]):
+    """What clients that block and clients of an event loop have in common: the calls, and the transport that does their steps."""
+
+    def __init__(self, calls: Calls, transport: T, *, timeout: float, retry: Retry | None) -> None:
+        self._calls = calls
+        self._inference = ModelCall(calls)
+        self._transport = transport
+        self._timeout = of_client(timeout)
+        self._retry = retry or Retry()
+
+
+class Client(ClientBase[Transport]):
     """The calls to a server.
 
     Every method raises the WeirError that a caller in the server's process would get; Unreachable if no server listens;
     ConnectionLost if the connection ends before the response; DeadlineExceeded if there is no response within `timeout` seconds;
     and InvalidRequest for a `timeout` that is not a number greater than 0.
     """
-
-    def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
-        self._calls = calls
-        self._inference = ModelCall(calls)
-        self._transport = transport
-        self._timeout = of_client(timeout)
-        self._retry = retry or Retry()
 
     # The server.
 
@@ -246,9 +263,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, program: Program[T], timeout: float | None = None) -> T:
@@ -256,20 +271,6 @@ class Client:
 
     def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return self._run(retried(self._retry, attempt), timeout)
-
-
-class AsyncTransport(Protocol):
-    """Does the steps of calls, many at a time. See Transport."""
-
-    async def send(self, step: Any, timeout: float) -> Any:
-        """Do a step within `timeout` seconds, and return its result."""
-
-    def chunks(self, step: Any, silence: Silence) -> AsyncGenerator[Any, None]:
-        """Do a step with several results, and yield them; closing the generator ends it. The caller waits for each result until
-        `silence` is over."""
-
-    async def close(self) -> None:
-        """Close all connections."""
 
 
 def awaited(
@@ -287,15 +288,8 @@ def awaited(
     return call
 
 
-class AsyncClient:
+class AsyncClient(ClientBase[AsyncTransport]):
     """The calls to a server, from an event loop. The methods are those of Client, to be awaited; they raise the same errors."""
-
-    def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
-        self._calls = calls
-        self._inference = ModelCall(calls)
-        self._transport = transport
-        self._timeout = of_client(timeout)
-        self._retry = retry or Retry()
 
     server_metadata = awaited(Client.server_metadata)
     server_live = awaited(Client.server_live)
@@ -395,9 +389,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _run(self, program: Program[T], timeout: float | None = None) -> T:
@@ -405,6 +397,19 @@ class AsyncClient:
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)
+
+
+def blocking_chunks(
+    run: Callable[[Coroutine[Any, Any, Any]], Any], chunks: AsyncGenerator[T, None], silence: Silence
+) -> Generator[T, None, None]:
+    """Yield `chunks`, which an event loop in another thread iterates; `run` runs a coroutine there and returns its result. Raises
+    DeadlineExceeded when `silence` is over."""
+    try:
+        with suppress(StopAsyncIteration):
+            while True:
+                yield run(silence.next_of(chunks))
+    finally:
+        run(chunks.aclose())
 
 
 class BlockingTransport:
@@ -421,13 +426,7 @@ class BlockingTransport:
 
     def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
         """See Transport."""
-        running, chunks = self._started(), self._transport.chunks(step, silence)
-        try:
-            with suppress(StopAsyncIteration):
-                while True:
-                    yield running.run(silence.next_of(chunks))
-        finally:
-            running.run(chunks.aclose())
+        return blocking_chunks(self._started().run, self._transport.chunks(step, silence), silence)
 
     def close(self) -> None:
         """See Transport."""

@@ -22,7 +22,7 @@ from weir.frontends.http.asgi import (
     described_paths,
     with_names,
 )
-from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
+from weir.frontends.http.openapi import EVENTS, Schema, described_call, described_errors, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.access import Control
@@ -84,15 +84,15 @@ def _described(method: str, path: str, call: DataPlaneCall, respond: Callable[..
         return None
     body = get_args(reads)[1] if get_origin(reads) is Annotated else reads
     possible = _OF_CONTROL if call.controls else _OF_HEALTH if path.endswith("/ready") else ()
-    described: dict[str, Any] = {
-        "operationId": f"{method}_{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
-        "tags": ["Open Inference Protocol"],
-        "summary": (inspect.getdoc(respond) or "").partition("\n")[0].rstrip("."),
-        "responses": responses_of({"text/plain" if writes is str else JSON: {"schema": writes}}, possible),
-    }
-    if body is not None:
-        described["requestBody"] = {"required": _has_required(body), "content": {JSON: {"schema": body}}}
-    return described
+    return described_call(
+        f"{method}_{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
+        "Open Inference Protocol",
+        (inspect.getdoc(respond) or "").partition("\n")[0].rstrip("."),
+        {"text/plain" if writes is str else JSON: {"schema": writes}},
+        _failures(possible),
+        body=None if body is None else {JSON: {"schema": body}},
+        needs_body=_has_required(body),
+    )
 
 
 def _has_required(declared: Any) -> bool:
@@ -100,12 +100,9 @@ def _has_required(declared: Any) -> bool:
     return isinstance(declared, type(Struct)) and any(field.required for field in msgspec.structs.fields(declared))
 
 
-def responses_of(content: Mapping[str, Any], possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
-    """Return the responses of a call in OpenAPI: its `content`, and the `possible` errors besides those of every call."""
-    return {
-        "200": {"description": "The response", "content": content},
-        **described_errors((*_ALWAYS, *possible), kserve_code, _ERROR),
-    }
+def _failures(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
+    """Return the responses in OpenAPI of the `possible` errors of a call and of those of every call."""
+    return described_errors((*_ALWAYS, *possible), kserve_code, _ERROR)
 
 
 PREFIX = "/v2"
@@ -206,14 +203,12 @@ class _ModelCalls:
 
     def _call(self, call: str, how: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         label = self._service.facts.label
-        return {
-            "operationId": f"post_v2_models_{label.replace('/', '_')}_{call}",
-            "tags": [label],
-            "summary": f"Run {label} {how}",
-            "parameters": [_HEADER_LENGTH] if OCTETS in body else [],
-            "requestBody": {"required": True, "content": body},
-            "responses": responses_of(answer, _OF_INFERENCE),
-        }
+        name, parameters = (
+            f"post_v2_models_{label.replace('/', '_')}_{call}",
+            [_HEADER_LENGTH] if OCTETS in body else [],
+        )
+        failures = _failures(_OF_INFERENCE)
+        return described_call(name, label, f"Run {label} {how}", answer, failures, body=body, parameters=parameters)
 
     def _narrowed(self, declared: type[Struct], properties: Schema, required: Sequence[str] = ()) -> Schema:
         """Return the schema of a declared body with `properties` in place of its own, or added to them."""

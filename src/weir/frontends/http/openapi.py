@@ -455,44 +455,27 @@ def paths_of(registry: "Models", service: "ModelHandle") -> list[str]:
 
 
 def _operation(service: "ModelHandle", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
-    model = service.facts.model
+    model, streams = service.facts.model, service.facts.streaming
     types = read_types(model, batch)
     item, answer = described.item, described.answer
     if batch:
         item, answer = {"type": "array", "items": item}, {"type": "array", "items": _batch_answer(answer)}
-    return {
-        "operationId": path.strip("/").replace("/", "_"),
-        "tags": [service.facts.name],
-        "summary": f"Run {service.facts.name}" + (" on each item of a list" if batch else ""),
-        "description": first_paragraph(model.__doc__),
-        "parameters": described_headers(_OF_INFERENCE),
-        "requestBody": {
-            "required": True,
-            "content": {each: _body(each, item, _examples(described, "item", batch)) for each in types},
-        },
-        "responses": {
-            "200": _events() if service.facts.streaming else _whole(types, answer, described, batch),
-            **_error_responses(
-                (*_INFERENCE_ERRORS, errors.Unsupported) if service.facts.streaming else _INFERENCE_ERRORS
-            ),
-        },
-    }
+    written = {each: _body(each, answer, {} if batch else _examples(described, "answer", batch)) for each in types}
+    shown = "The response" + (", with an output or an error for each item" if batch else "")
+    return described_call(
+        path.strip("/").replace("/", "_"),
+        service.facts.name,
+        f"Run {service.facts.name}" + (" on each item of a list" if batch else ""),
+        {CONTENT_TYPE: EVENTS} if streams else written,
+        _error_responses((*_INFERENCE_ERRORS, errors.Unsupported) if streams else _INFERENCE_ERRORS),
+        shown=_EVENTS_SHOWN if streams else shown,
+        body={each: _body(each, item, _examples(described, "item", batch)) for each in types},
+        description=first_paragraph(model.__doc__),
+        parameters=described_headers(_OF_INFERENCE),
+    )
 
 
-def _whole(types: Sequence[str], answer: Schema, described: Described, batch: bool) -> dict[str, Any]:
-    return {
-        "description": "The response" + (", with an output or an error for each item" if batch else ""),
-        "content": {
-            each: _body(each, answer, {} if batch else _examples(described, "answer", batch)) for each in types
-        },
-    }
-
-
-def _events() -> dict[str, Any]:
-    return {
-        "description": "The responses, each as the data of an event, in JSON; an error after the first is an event `error`",
-        "content": {CONTENT_TYPE: EVENTS},
-    }
+_EVENTS_SHOWN = "The responses, each as the data of an event, in JSON; an error after the first is an event `error`"
 
 
 def _batch_answer(answer: Schema) -> Schema:
@@ -551,33 +534,53 @@ def _error_response(kinds: Sequence[type[errors.WeirError]], schema: Schema) -> 
     return response
 
 
-def operation(
-    method: str, path: str, summary: str, answer: Any, error: Any = ErrorBody, *, tag: str = "server"
+def described_call(
+    name: str,
+    tag: str,
+    summary: str,
+    content: Mapping[str, Any],
+    failures: Mapping[str, Any],
+    *,
+    shown: str = "The response",
+    body: Mapping[str, Any] | None = None,
+    needs_body: bool = True,
+    **more: Any,
 ) -> dict[str, Any]:
-    """Return an operation as OpenAPI describes it, with types in place of schemas. `answer` is the type of its response, or the content type of one
-    that is not JSON; `error` is the type of its errors."""
+    """Return an operation as OpenAPI describes it, with types in place of schemas.
+
+    Arguments:
+        name: its id.
+        tag, summary: where and how it is listed.
+        content: its response, by content type; `shown` describes it.
+        failures: its other responses, by code.
+        body: its request, by content type; None if it has none. `needs_body` says whether that may be left out.
+        more: its further fields.
+    """
+    request = {} if body is None else {"requestBody": {"required": needs_body, "content": body}}
+    responses = {"200": {"description": shown, "content": content}, **failures}
+    return {"operationId": name, "tags": [tag], "summary": summary, **more, **request, "responses": responses}
+
+
+def operation(
+    method: str, path: str, summary: str, answer: Any, error: Any = ErrorBody, *, tag: str = "server", **more: Any
+) -> dict[str, Any]:
+    """Return the operation of `method` at `path`. `answer` is the type of its response, or the content type of one that is not JSON; `error` is the
+    type of its errors; `more` is that of `described_call`."""
     content = {answer: {}} if isinstance(answer, str) else {JSON: {"schema": answer}}
-    name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
-    return {
-        "operationId": f"{method}_{name}",
-        "tags": [tag],
-        "summary": summary,
-        "responses": {
-            "200": {"description": "The response", "content": content},
-            "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
-        },
-    }
+    name = f"{method}_{re.sub('[{}]', '', re.sub('[/.]', '_', path.strip('/')))}"
+    failures = {"default": {"description": "What is wrong", "content": {JSON: {"schema": error}}}}
+    return described_call(name, tag, summary, content, failures | more.pop("failures", {}), **more)
 
 
 def described_page(method: str, path: str, page: Callable[..., Any]) -> dict[str, Any]:
     """Return the operation of the page that answers `method` at `path`. Its docstring says what it is good for; its return type,
-    `Annotated[HttpResponse, answer]`, what it answers, see `operation`; and `Annotated[Request, body]` what it takes, if it has a body."""
+    `Annotated[HttpResponse, answer]`, what it answers, see `described_call`; and `Annotated[Request, body]` what it takes, if it has a body."""
     hints = get_type_hints(page, include_extras=True)
     (answer,) = hints["return"].__metadata__
-    described = operation(method.lower(), path, summary_of(page), answer)
+    more: dict[str, Any] = {}
     for body in getattr(hints.get("request"), "__metadata__", ()):
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
-        described["responses"] |= _error_responses(_CHANGE_ERRORS)
+        more = {"body": {JSON: {"schema": body}}, "failures": _error_responses(_CHANGE_ERRORS)}
+    described = operation(method.lower(), path, summary_of(page), answer, **more)
     if path.startswith("/health"):
         described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the response says why"}
     return described
