@@ -17,9 +17,8 @@ from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.inference import UnaryCall, UnaryInference
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
-from weir.fronts.remote import HandedOver
 from weir.protocols import HttpSettings
-from weir.protocols.exchange import Exchange
+from weir.protocols.exchange import Exchange, PassedOn
 from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import LONG_BODY
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -107,18 +106,18 @@ class FrontCall(UnaryCall):
         self._pass_on = pass_on
 
     def read(self, size_bytes: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """See InferenceCall. Raises HandedOver for a long body."""
+        """See InferenceCall. Raises PassedOn for a long body."""
         if size_bytes > LONG_BODY:
-            raise HandedOver
+            raise PassedOn
         super().read(size_bytes, work, then)
 
     def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
-        """Raise HandedOver: a request that is not one entry of a queue is the dispatcher's."""
-        raise HandedOver
+        """Raise PassedOn: a request that is not one entry of a queue is the dispatcher's."""
+        raise PassedOn
 
     def fail(self, error: Exception) -> None:
         """Send the error, or pass the call on if the dispatcher may know more."""
-        if isinstance(error, (HandedOver, ModelNotFound, CapacityError)) and not error.reported:
+        if isinstance(error, PassedOn) or (isinstance(error, (ModelNotFound, CapacityError)) and not error.reported):
             self._pass_on(self.incoming, self.body)
         else:
             super().fail(error)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -268,7 +269,7 @@ class ConnectedFront:
         self._link.open()
         self._readers = {
             Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
-            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, ProductDrained: self._product_has_drained, Drained: self._has_drained,
+            AccessLine: self._write_line, Noted: _note, FrontListens: partial(_once, self.listening), Alive: _alive, ProductDrained: partial(_once, self.product_drained), Drained: partial(_once, self.drained),
         }  # fmt: skip
 
     @property
@@ -459,18 +460,6 @@ class ConnectedFront:
                 client, message.method, message.target, message.status, message.size_bytes, began, message.protocol
             )
 
-    def _listens(self, _: FrontListens) -> None:
-        if not self.listening.done():
-            self.listening.set_result(None)
-
-    def _product_has_drained(self, _: ProductDrained) -> None:
-        if not self.product_drained.done():
-            self.product_drained.set_result(None)
-
-    def _has_drained(self, message: Drained) -> None:
-        if not self.drained.done():
-            self.drained.set_result(message.in_time)
-
     # What goes to the front.
 
     def new_answers(self, batch: Dispatch | None) -> Outputs | None:
@@ -530,6 +519,12 @@ _NONE: Any = (None, None)
 
 class _Violation(Exception):
     """A front has sent what it must not send."""
+
+
+def _once(future: "asyncio.Future[Any]", message: FrontListens | ProductDrained | Drained) -> None:
+    """End `future`, unless it has ended."""
+    if not future.done():
+        future.set_result(getattr(message, "in_time", None))
 
 
 def _alive(message: Alive) -> None:

@@ -25,7 +25,7 @@ from weir.frontends.frontend import Frontend
 from weir.frontends.grpc import SILENT, VERBOSITY
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import LARGE, Connection, Kept, LoggedConnection
-from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
+from weir.frontends.http.fast.inference import HotKserve, HotNative, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
 from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening, tls_context
@@ -56,11 +56,12 @@ from weir.fronts.messages import (
 )
 from weir.fronts.passing import ConnectionSender, Relays
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputReader
-from weir.fronts.remote import HandedOver, RemoteModels, Requests
+from weir.fronts.remote import RemoteModels, Requests
 from weir.messages import Observer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import SharedAccount, SharedFigures
+from weir.protocols.exchange import PassedOn
 from weir.protocols.kserve import ZLIB, KserveContext, Memory, Regions
 from weir.protocols.response import Headers
 from weir.telemetry.recorder import SilentObserver
@@ -79,19 +80,6 @@ if TYPE_CHECKING:
     from weir.fronts.calls import FrontCalls, FrontGrpc
 
 
-class FrontRequest(HttpRequest):
-    """A request of Weir's own protocol. Its `number` is that of the link."""
-
-    __slots__ = ("number",)
-
-    def fail(self, error: Exception) -> None:
-        """Write the error, or hand the request over."""
-        if isinstance(error, HandedOver):
-            self.connection.hand_over(self.plan, _bytes_of(self.payload, self.plan))
-        else:
-            super().fail(error)
-
-
 class FrontKserveRequest(KserveRequest):
     """A request of the Open Inference Protocol. The worker reads its JSON, or else it is read here and sent as packed arrays.
 
@@ -99,7 +87,7 @@ class FrontKserveRequest(KserveRequest):
     nothing of it.
     """
 
-    __slots__ = ("body", "number", "opening")
+    __slots__ = ("body", "opening")
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
         super().__init__(connection, plan, payload)
@@ -114,26 +102,18 @@ class FrontKserveRequest(KserveRequest):
         outline = self.head.outline  # of long JSON, which only workers decode
         found = None if outline is None or bytes(body[:1]) == ZLIB else self._undecoded(body, outline)
         if found is None:
-            raise HandedOver
+            raise PassedOn
         return partial(self._take_outline, None, found)
 
     def keep_body(self) -> None:
         """Copy the body, whose place is about to be written. Raises what Account.take raises."""
         size = self.plan.length
         self.connection.charge(size)
-        self.body, self.opening = _bytes_of(self.body, self.plan), b""
+        self.body, self.opening = self.bytes_of(self.body), b""
 
-    def fail(self, error: BaseException) -> None:
-        """Write the error, or hand the request over."""
-        if isinstance(error, HandedOver):
-            rest = _bytes_of(self.body, self.plan)[len(self.opening) :]
-            self.connection.hand_over(self.plan, self.opening + rest)
-        else:
-            super().fail(error)
-
-
-def _bytes_of(body: Any, plan: RoutePlan) -> bytes:
-    return body if type(body) is bytes else bytes(body.view[plan.lead :])
+    def received(self) -> bytes:
+        """See HttpRequest."""
+        return self.opening + self.bytes_of(self.body)[len(self.opening) :]
 
 
 class MemoryElsewhere(Memory):
@@ -144,7 +124,7 @@ class MemoryElsewhere(Memory):
 
 
 def _hand_over() -> None:
-    raise HandedOver
+    raise PassedOn
 
 
 class FrontContext(KserveContext):
@@ -158,15 +138,9 @@ class FrontContext(KserveContext):
 class FrontNative(HotNative):
     """HotNative for models that are known and hot; the dispatcher answers the others."""
 
-    request = FrontRequest
-
     def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
         """See RouteHandler."""
-        try:
-            found = super().complete(plan, http_head, path)
-        except (ModelNotFound, CapacityError):  # the dispatcher may know more
-            return False
-        return found and _may_receive(plan)
+        return _completed(super().complete, plan, http_head, path)
 
 
 class FrontKserve(HotKserve):
@@ -176,16 +150,18 @@ class FrontKserve(HotKserve):
 
     def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
         """See RouteHandler."""
-        try:
-            found = super().complete(plan, http_head, path)
-        except (ModelNotFound, CapacityError):
-            return False
-        return found and plan.head.service.facts.takes_tensors and _may_receive(plan)
+        return _completed(super().complete, plan, http_head, path) and plan.head.service.facts.takes_tensors
 
 
-def _may_receive(plan: RoutePlan) -> bool:
-    """Return whether the body of a request is short, or comes into a place of the model's arena."""
-    return plan.length <= LONGEST_BODY or (plan.in_arena and plan.lead + plan.length <= plan.head.service.arena_bytes)
+def _completed(complete: Callable[..., bool], plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
+    """Return whether `complete` completes the plan, for a body that is short, or comes into a place of the model's arena."""
+    try:
+        found = complete(plan, http_head, path)
+    except (ModelNotFound, CapacityError):  # the dispatcher may know more
+        return False
+    if not found or plan.length <= LONGEST_BODY:
+        return found
+    return plan.in_arena and plan.lead + plan.length <= int(plan.head.service.arena_bytes)
 
 
 class FrontConnection(Connection):

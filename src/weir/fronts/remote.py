@@ -43,7 +43,7 @@ from weir.fronts.messages import (
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
 from weir.messages import OBJECT, PACKED, Form, Request
 from weir.model import Model
-from weir.protocols.exchange import ModelInference
+from weir.protocols.exchange import ModelInference, PassedOn
 from weir.serving import ServiceSettings
 from weir.serving.delivery import Tracer, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
@@ -51,11 +51,6 @@ from weir.text_models.texts import Tokens
 from weir.wire.inference import ArenaArrays
 from weir.wire.tensors import Unpacker, pack
 from weir.workers.executor import Block, discard
-
-
-class HandedOver(WeirError):
-    """Not an error: the dispatcher answers the request, as the front cannot."""
-
 
 _PLACE_BYTES = 24  # of a place in a frame, about
 
@@ -75,7 +70,7 @@ class Requests:
     def submit(self, model: int, request: Any, places: LentPlaces | None = None) -> None:
         """Send `request` to the queue of the model whose facts have this number. Large arrays travel in one of `places`.
 
-        Raises HandedOver for a payload that cannot be sent.
+        Raises PassedOn for a payload that cannot be sent.
         """
         payload, form = request.payload, request.form
         if type(payload) is not bytes:
@@ -142,7 +137,7 @@ class Requests:
         if request is None:
             return
         if isinstance(message, MustHandOver):
-            self._end(request, request.fail, HandedOver())
+            self._end(request, request.fail, PassedOn())
             _drop(request.payload)
         else:
             _drop(request.payload)
@@ -185,7 +180,7 @@ class Requests:
 
 
 def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, bool]:
-    """Return the payload of a request as it is sent, and whether that is packed arrays. Raises HandedOver for one that cannot be sent."""
+    """Return the payload of a request as it is sent, and whether that is packed arrays. Raises PassedOn for one that cannot be sent."""
     payload = request.payload
     if isinstance(payload, LentPlace):
         return _sent(payload), False
@@ -194,12 +189,12 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
             return _sent(payload.block), True
         packed = pack(payload)  # BYTES are no views of their place
         if len(packed) > len(payload.block.view):
-            raise HandedOver
+            raise PassedOn
         request.keep_body()
         payload.block.view[: len(packed)] = packed
         return SentPlace(payload.block.offset, len(packed)), True
     if not isinstance(payload, dict):
-        raise HandedOver
+        raise PassedOn
     packed = pack(payload)
     if len(packed) <= LONGEST_PAYLOAD:
         return packed, True
@@ -207,7 +202,7 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
     if place is None:
         if places is not None:
             places.ask(len(packed), _for_the_next)
-        raise HandedOver
+        raise PassedOn
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
     return _sent(place), True
@@ -305,7 +300,7 @@ class RemoteHandle:
 
     def notify(self, frontend: str, error: WeirError) -> None:
         """See ModelHandle."""
-        if not error.reported and not isinstance(error, HandedOver):
+        if not error.reported:
             error.reported = True
             # Before the response: whoever has that finds the refusal counted.
             self._requests.link.send(Refused(self.number, frontend, sent_error(error, LONGEST_TEXT)))
@@ -349,7 +344,7 @@ class TextHandle(RemoteHandle):
         timeout, began = request.limit
         ids, second, outputs = tokens
         if len(ids) > LONGEST_TOKENS:
-            raise HandedOver
+            raise PassedOn
         asked: Form = request.form
         form = Form(timeout, accept=asked.accept, priority=asked.priority, frontend=asked.frontend)
         ahead = max(0.0, request.tag - self.virtual_time())

@@ -85,6 +85,12 @@ async def end_of(begin: Callable[[Ended[T]], Stop]) -> T:
     return found
 
 
+class PassedOn(WeirError):
+    """This process cannot respond to the request: another process of the server does. The channel passes the request on, and observers hear nothing of it."""
+
+    reported = True
+
+
 class ItemsResponse(NamedTuple):
     """The results of all items of a request.
 

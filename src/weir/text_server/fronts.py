@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weir.fronts.remote import HandedOver, TextHandle
+from weir.fronts.remote import TextHandle
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import FastTextCall, FastTexts
+from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
 
 if TYPE_CHECKING:
-    from weir.frontends.http.fast.connection import Connection
-    from weir.frontends.http.fast.plan import RouteHandler, RoutePlan
+    from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols import HttpSettings
     from weir.serving.handle import Models
     from weir.text_server.calibration import Budget
@@ -162,27 +161,6 @@ class FrontClients(TextClients):
 # A front.
 
 
-class FrontTexts(FastTexts):
-    """FastTexts in a front."""
-
-    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FrontTextCall":
-        """See RouteHandler."""
-        return FrontTextCall(self, connection, plan, payload)
-
-
-class FrontTextCall(FastTextCall):
-    """A request of a front. The dispatcher answers it if the model has changed."""
-
-    __slots__ = ()
-
-    def fail(self, error: Exception) -> None:
-        """See FastTextCall."""
-        if isinstance(error, HandedOver):
-            self.pass_on()
-        else:
-            super().fail(error)
-
-
 @dataclass
 class TextsInFronts:
     """The FrontProduct of texts, with the settings of the models and the budgets that were measured for them."""
@@ -208,7 +186,7 @@ class TextsInFronts:
         counts, clients = FrontCounts(counting), FrontClients(counting)
         self._context = EmbeddingContext(self._encoders, http, self.max_texts, counts, clients)
         models.changed.append(self._attach)
-        return [FrontTexts(api.texts, self._hot) for api in text_apis(self._context)]
+        return [FastTexts(api.texts, self._hot) for api in text_apis(self._context)]
 
     def report(self) -> None:
         """See FrontProduct."""

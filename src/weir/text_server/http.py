@@ -20,6 +20,7 @@ from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.call import ChannelCall, Writing
+from weir.protocols.exchange import PassedOn
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, charge_body
 from weir.protocols.response import (
@@ -485,11 +486,14 @@ class FastTextCall(TextCall):
         if self.exchange.model in self._models and _has_small_response(work):
             self.compute(work)
         else:
-            self.pass_on()
+            self._connection.hand_over(self._plan, self.payload)
 
-    def pass_on(self) -> None:
-        """Let the ASGI application respond."""
-        self._connection.hand_over(self._plan, self.payload)
+    def fail(self, error: Exception) -> None:
+        """Write the error, or have another process respond."""
+        if isinstance(error, PassedOn):
+            self._connection.hand_over(self._plan, self.payload)
+        else:
+            super().fail(error)
 
     def send(self, message: HttpResponse) -> int:
         """See ChannelCall."""

@@ -216,6 +216,9 @@ def as_response(answer: HttpResponse) -> Response:
 
 _log = logging.getLogger("weir.http")
 
+# Makes the response for an error, as the protocol of the request writes errors.
+Refuse = Callable[[BaseException], HttpResponse]
+
 
 class AsgiCall:
     """One request. `path` has the parameters of its path, `body` is its decompressed body where an Endpoint has read it, and `version` is that of HTTP.
@@ -240,10 +243,13 @@ class AsgiCall:
         made.headers, made.body, made.version, made.receive = headers, body, "1.0", _never
         return made
 
-    def check_head(self) -> None:
-        """Raise TooLarge unless the head is within its limit."""
-        if head_size(self.headers) > self._settings.max_header_size:
-            raise TooLarge(f"head: must be at most {self._settings.max_header_size} bytes (max_header_size)")
+    async def refuses_head(self, refuse: Refuse) -> bool:
+        """Refuse the request if its head is over the limit. Return whether it is."""
+        if head_size(self.headers) <= self._settings.max_header_size:
+            return False
+        error = TooLarge(f"head: must be at most {self._settings.max_header_size} bytes (max_header_size)")
+        await self.refuse(refuse(error)._replace(status=HEAD_TOO_LARGE))
+        return True
 
     async def received(self) -> bytes | None:
         """Return the body as it came, or None if the client has left. Raises what Body.read raises."""
@@ -281,9 +287,6 @@ async def _never() -> Message:
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
 
-# Makes the response for an error, as the protocol of the request writes errors.
-Refuse = Callable[[BaseException], HttpResponse]
-
 
 class _NameConvertor(Convertor[str]):
     """Takes the name of a model from a path, which may have several segments."""
@@ -316,10 +319,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         call = AsgiCall(scope, receive, send, self._settings)
-        try:
-            call.check_head()
-        except TooLarge as error:
-            return await call.refuse(self._refusal(error)._replace(status=HEAD_TOO_LARGE))
+        if await call.refuses_head(self._refusal):
+            return
         try:
             body = await self._read(call)
         except WeirError as error:
@@ -459,11 +460,8 @@ class AsgiInference:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path, call = inner_path(scope), AsgiCall(scope, receive, send, self._settings)
-        try:
-            call.check_head()
-        except TooLarge as error:
-            refusal = self._protocol_at(path).error_answer(error, None)
-            return await call.refuse(refusal._replace(status=HEAD_TOO_LARGE))
+        if await call.refuses_head(partial(self._protocol_at(path).error_answer, service=None)):
+            return
         for protocol in self._protocols:
             try:
                 head = await once_read(partial(protocol.read_head, scope["method"], path, scope["headers"]))

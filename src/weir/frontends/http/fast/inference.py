@@ -28,7 +28,7 @@ from weir.protocols.entries import (
     response_of,
     schedule_of,
 )
-from weir.protocols.exchange import inference_of
+from weir.protocols.exchange import PassedOn, inference_of
 from weir.protocols.kserve import (
     ZLIB,
     KserveContext,
@@ -74,9 +74,10 @@ Step = Callable[[], None]
 class HttpRequest(RequestBase):
     """One request of `connection`. The Open Inference Protocol derives its own from it."""
 
-    __slots__ = ("connection", "head", "plan", "stop_thread")
+    __slots__ = ("connection", "head", "number", "plan", "stop_thread")
 
     head: Any  # as its protocol reads it
+    number: int  # of a request that another process queues
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
         # The constructor of RequestBase inlined: it runs once per request. A test compares the results of the two.
@@ -176,7 +177,21 @@ class HttpRequest(RequestBase):
             self._finish_otherwise(output, dispatch)
 
     def fail(self, error: Exception) -> None:
-        """Write the error."""
+        """Write the error, or have another process respond."""
+        if isinstance(error, PassedOn):
+            self.connection.hand_over(self.plan, self.received())
+        else:
+            self._refuse(error)
+
+    def received(self) -> bytes:
+        """Return the body as it came."""
+        return self.bytes_of(self.payload)
+
+    def bytes_of(self, body: Any) -> bytes:
+        """Return what `body` has of the request: all of it, or a Block behind the plan's lead."""
+        return body if type(body) is bytes else bytes(body.view[self.plan.lead :])
+
+    def _refuse(self, error: Exception) -> None:
         self._answer(self._error_answer(error))
 
     def _error_answer(self, error: BaseException) -> HttpResponse:
@@ -407,7 +422,7 @@ class KserveRequest(HttpRequest):
         before, self.payload = self.payload, payload
         discard(before)
 
-    def fail(self, error: BaseException) -> None:
+    def _refuse(self, error: Exception) -> None:
         """Write the error, uncompressed: clients of the protocol do not decompress errors."""
         answer = self._error_answer(error)
         answer.headers.extend(trace_headers(self))
