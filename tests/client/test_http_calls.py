@@ -1,6 +1,8 @@
 """HTTP over kept connections, against what answers as it is told."""
 
+import asyncio
 import base64
+import os
 import re
 import socket
 import ssl
@@ -13,8 +15,10 @@ from tests.frontends.http.sockets import TLS
 from tests.rings import subcases
 
 from weir.client.calls import ConnectionLost, Silence, Unreachable
+from weir.client.http import AsyncHttpTransport
 from weir.client.http_calls import OutgoingRequest
-from weir.client.http_connection import Connections, headers_with
+from weir.client.http_connection import headers_with
+from weir.client.methods import BlockingTransport, blocking
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
@@ -36,7 +40,7 @@ class Peer:
         self.heard: list[bytes] = []
         self.pieces: list[int] = []  # that each request arrived in
         self.accepted = 0
-        self.asked = threading.Event()
+        self.asked, self.left = threading.Event(), threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=self._serve)
@@ -51,6 +55,7 @@ class Peer:
             self.accepted += 1
             with suppress(ConnectionResetError), plain:
                 self._answer_all(self._tls.wrap_socket(plain, server_side=True) if self._tls else plain)
+            self.left.set()
 
     def _answer_all(self, connection: socket.socket) -> None:
         with connection:
@@ -83,9 +88,9 @@ class Peer:
 def asking(
     *answers: bytes, most: int = 4, where: str = "http://127.0.0.1:{port}", token: str | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Iterator[tuple[Peer, Connections]]:  # fmt: skip
+) -> Iterator[tuple[Peer, BlockingTransport]]:  # fmt: skip
     peer = Peer(answers, tls)
-    client = Connections(where.format(port=peer.port), headers_with(token), most)
+    client = blocking(AsyncHttpTransport)(where.format(port=peer.port), headers_with(token), most, True)
     try:
         yield peer, client
     finally:
@@ -116,11 +121,11 @@ def test_after_a_lost_connection_the_next_request_has_another() -> None:
 
 
 def test_a_connection_that_ended_is_not_used_again() -> None:
-    for answer in (GOOD, Last(GOOD.replace(b"X-Said: once", b"Connection: close"))):
+    for answer in (Last(GOOD), Last(GOOD.replace(b"X-Said: once", b"Connection: close"))):
         with asking(answer, answer) as (peer, client):
             client.send(ASKED, LONG)
-            if answer is GOOD:
-                next(iter(client._kept.open)).sock.shutdown(socket.SHUT_RDWR)  # while idle
+            peer.left.wait()
+            client.run(asyncio.sleep(0))  # the event loop sees the end
             assert client.send(ASKED, LONG).body == b"ok"
         assert peer.accepted == 2
 
@@ -132,14 +137,15 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
 
 
 def test_an_answer_that_came_before_all_was_sent_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = socket.socket.sendall
+    write = os.write
 
-    def broken(sock: socket.socket, data: bytes) -> None:
-        send(sock, data)
+    def broken(descriptor: int, data: bytes) -> int:
+        written = write(descriptor, data)
         if data.startswith(b"POST"):
             raise BrokenPipeError
+        return written
 
-    monkeypatch.setattr(socket.socket, "sendall", broken)
+    monkeypatch.setattr(os, "write", broken)
     with asking(GOOD) as (_, client):
         assert client.send(ASKED, LONG).body == b"ok"
 
@@ -207,4 +213,4 @@ def test_a_url_may_have_a_name_and_a_password_and_no_scheme() -> None:
 @subcases("url", ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1", "http://a..b"])
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(SettingsError, match="url="):
-        Connections(url, {}, 1)
+        AsyncHttpTransport(url, {}, 1, True)

@@ -1,16 +1,17 @@
 """The client that turns texts into vectors over HTTP. It has the methods of bert-as-service's client, and raises errors where that
 one waits for ever."""
 
-import contextlib
+import asyncio
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import count, islice
 from queue import SimpleQueue
-from threading import BoundedSemaphore, Lock
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple, Protocol, Self
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 
 from weir._version import __version__
 from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client
+from weir.client.http import AsyncHttpTransport
 from weir.client.http_calls import HttpReply, OutgoingRequest, checked
-from weir.client.http_connection import Connections, headers_with
+from weir.client.http_connection import headers_with
+from weir.client.methods import BlockingTransport
 from weir.errors import (
-    Cancelled,
     CapacityError,
     Conflict,
     InvalidRequest,
@@ -401,53 +403,43 @@ def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: in
         raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
     if port_out is not None:
         raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP responses come back on the same connection")
-    return HttpEmbedding(Connections(url, headers_with(token), _AT_ONCE * 2), identity, retry)
+    return HttpEmbedding(AsyncHttpTransport(url, headers_with(token), _AT_ONCE * 2, True), identity, retry)
 
 
 class HttpEmbedding:
     """The EmbeddingTransport over HTTP. `identity` tells the server whose texts these are; `retry` tells what is sent again."""
 
-    def __init__(self, transport: Connections, identity: str, retry: Retry = NEVER) -> None:
+    def __init__(self, transport: AsyncHttpTransport, identity: str, retry: Retry = NEVER) -> None:
         self._transport = transport
+        self._loop = BlockingTransport(transport)
         self._identity = identity
         self._retry = retry
-        self._threads: ThreadPoolExecutor | None = None
-        self._under_way: set[Future[Vectors]] = set()
-        self._lock = Lock()
-        self._closed = False
+        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def encode(self, call: EncodeCall, timeout: float) -> Vectors:
         """See EmbeddingTransport."""
+        return self._loop.run(self._encoded(call, timeout))
+
+    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
+        """See EmbeddingTransport."""
+        return self._loop.submit(self._in_turn(call, timeout))
+
+    async def _in_turn(self, call: EncodeCall, timeout: float) -> Vectors:
+        room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
+        async with room:
+            return await self._encoded(call, timeout)
+
+    async def _encoded(self, call: EncodeCall, timeout: float) -> Vectors:
         deadline, left, tried = time.monotonic() + timeout, timeout, 0
         while True:
             try:
-                return _read(self._sent(_request(call, self._identity, left), left))
+                return _read(checked(await self._transport.send(_request(call, self._identity, left), left)))
             except CapacityError as error:
                 wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
                 if wait is None or time.monotonic() + wait >= deadline:
                     raise
-            time.sleep(wait)
+            await asyncio.sleep(wait)
             tried, left = tried + 1, max(_SHORTEST_TIMEOUT, deadline - time.monotonic())
-
-    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
-        """See EmbeddingTransport. A thread sends the request."""
-        future: Future[Vectors] = Future()
-        with self._lock:
-            if self._closed:
-                raise Cancelled("this client has been closed")
-            self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "weir-embedding")
-            self._under_way.add(future)
-            self._threads.submit(self._run, future, lambda: self.encode(call, timeout))
-        return future
-
-    def _run(self, future: Future[Vectors], encode: Callable[[], Vectors]) -> None:
-        with contextlib.suppress(InvalidStateError):  # the future was cancelled, or the client closed
-            try:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(encode())
-            except Exception as error:
-                future.set_exception(error)
-        self._under_way.discard(future)
 
     def config(self, timeout: float) -> dict[str, Any]:
         """See EmbeddingTransport."""
@@ -464,18 +456,10 @@ class HttpEmbedding:
 
     def close(self) -> None:
         """See EmbeddingTransport."""
-        with self._lock:
-            self._closed = True
-            threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
-        for future in list(self._under_way):
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(Cancelled("the client was closed before the response"))
-        self._transport.close()
+        self._loop.close()
 
     def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:
-        return checked(self._transport.send(request, timeout))
+        return checked(self._loop.send(request, timeout))
 
 
 def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:

@@ -8,8 +8,8 @@ from typing import Any
 
 from weir.client.calls import Retry, Silence
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
-from weir.client.http_connection import AsyncConnections, Connections, ServerAddress, failing, headers_with
-from weir.client.methods import AsyncClient, Client, PerLoop
+from weir.client.http_connection import AsyncConnections, ServerAddress, failing, headers_with
+from weir.client.methods import AsyncClient, Client, PerLoop, blocking
 
 CONNECTIONS = 64
 
@@ -84,7 +84,7 @@ class HttpClient(OverHttp, Client):
     """A client of a server over HTTP, such as `HttpClient("http://localhost:8000")`. Many threads may use it at a time. See OverHttp for the
     arguments."""
 
-    transport = Connections
+    transport = blocking(AsyncHttpTransport)
 
 
 class AsyncHttpClient(OverHttp, AsyncClient):

@@ -1,29 +1,25 @@
-"""HTTP/1.1 to one server: what is written and read, and the connections that carry it, for threads and for an event loop.
+"""HTTP/1.1 to one server: what is written and read, and the connections of an event loop that carry it.
 
-httptools parses responses. Both kinds of connection share the server, the reader of responses and the errors; they differ in how they
-wait. Connections are kept for later requests, and a request is sent in one piece, so that the server wakes up once.
+httptools parses responses. Connections are kept for later requests, and a request is sent in one piece, so that the server wakes up once.
 """
 
 import asyncio
 import base64
 import os
-import select
 import socket
 import ssl
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from errno import errorcode
-from threading import BoundedSemaphore
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from weir.client.calls import ConnectionLost, Silence, Unreachable
+from weir.client.calls import ConnectionLost, Unreachable
 from weir.client.http_calls import HttpReply, OutgoingRequest, error_of
-from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError
+from weir.errors import DeadlineExceeded, InvalidRequest, SettingsError, WeirError
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 _PIECE = 1 << 18  # bytes that a thread reads at a time
@@ -159,198 +155,6 @@ class ResponseReader:
         self.keeps = self.keeps and self._parser.should_keep_alive()
 
 
-class PooledConnection(Protocol):
-    """A connection of a thread or of an event loop, as ConnectionPool sees it."""
-
-    @property
-    def is_free(self) -> bool: ...
-
-    def abort(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=PooledConnection)
-
-
-class ConnectionPool(Generic[C]):
-    """The open connections of a client, at most `limit`, of which those that are free are used again: the one used last first, whose memory
-    is in the caches."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.open: set[C] = set()
-        self._free: list[C] = []
-
-    def take(self) -> C | None:
-        """Return a free connection if there is one."""
-        with suppress(IndexError):
-            while True:
-                connection = self._free.pop()
-                if connection.is_free:
-                    return connection
-                self.drop(connection)  # the server has closed it
-        return None
-
-    def put(self, connection: C) -> None:
-        """Keep a connection after its request, unless no other may follow."""
-        if connection.is_free:
-            self._free.append(connection)
-            if connection in self.open:  # and not closed meanwhile, perhaps by another thread
-                return
-        self.drop(connection)
-
-    def drop(self, connection: C) -> None:
-        """Close a connection."""
-        self.open.discard(connection)
-        connection.close()
-
-    def close(self) -> None:
-        """Close those that are free, and end what is under way on the others."""
-        busy, self.open = self.open, set()
-        for connection in list(busy):
-            connection.abort()
-        with suppress(IndexError):
-            while True:
-                self._free.pop().close()
-
-
-class _Connection:
-    """A connection of a thread, on which one request is under way at a time."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.reader = ResponseReader()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether another request may follow: the response has been read, and the server has sent nothing since, nor closed."""
-        if not (self.reader.is_complete and self.reader.keeps):
-            return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return not poll.poll(0)
-
-    def write(self, data: bytes) -> None:
-        """Send the bytes of a request. A server may respond and close before it has read all."""
-        self.reader.begin()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.sock.sendall(data)
-
-    def read(self) -> None:
-        """Read what arrives next. Raises OSError."""
-        self.reader.feed(self.sock.recv(_PIECE))
-
-    def limit(self, deadline: float) -> None:
-        """Let the socket wait until `deadline` at most. Raises TimeoutError if it has passed."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.sock.settimeout(max(_SHORTEST, left))
-
-    def abort(self) -> None:
-        """End the connection, so that a thread that reads from it returns."""
-        with suppress(OSError):  # the thread may be closing it just now
-            # That of a socket with TLS may not be called from another thread.
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket. Idempotent."""
-        self.sock.close()
-
-
-class Connections:
-    """A Transport for OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
-
-    At most `limit` connections are open; they are kept for later requests. `headers` go with each request; `tls` is as for HttpClient.
-    Raises SettingsError for a URL of another form.
-    """
-
-    def __init__(self, url: str, headers: Mapping[str, str], limit: int, tls: bool | ssl.SSLContext = True) -> None:
-        self._server = ServerAddress(url, headers, tls)
-        self._places = BoundedSemaphore(limit)
-        self._kept = ConnectionPool[_Connection](limit)
-        self._closed = False
-
-    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could
-        be sent, ConnectionLost if the connection ended before the response, and Cancelled after `close`."""
-        deadline = time.monotonic() + timeout
-        with self._begun(step, deadline) as connection:
-            while not connection.reader.is_complete:
-                connection.limit(deadline)
-                connection.read()
-            return connection.reader.reply
-
-    def chunks(self, step: OutgoingRequest, silence: Silence) -> Generator[bytes, None, None]:
-        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when `silence` is over, what `send` raises,
-        or the error that the response stands for."""
-        with self._begun(step, time.monotonic() + silence.seconds) as connection:
-            reader = connection.reader
-            while not reader.is_complete:
-                if reader.status == 200 and reader.parts:
-                    yield reader.take()
-                    continue
-                try:
-                    connection.limit(time.monotonic() + silence.left)
-                    connection.read()
-                except TimeoutError:
-                    raise silence.error() from None
-            if reader.status != 200:
-                raise error_of(reader.reply)
-            if reader.parts:
-                yield reader.take()
-
-    @contextmanager
-    def _begun(self, step: OutgoingRequest, deadline: float) -> Iterator[_Connection]:
-        """Send a request and yield its connection, from which the block must read the response. It is kept if the block has read all."""
-        data, url = self._server.written(step), self._server.url
-        if not self._places.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise _late(url)
-        try:
-            with failing(url):
-                connection = self._kept.take() or _connect(self._server, max(_SHORTEST, deadline - time.monotonic()))
-                self._kept.open.add(connection)
-                try:
-                    if self._closed:
-                        self._kept.drop(connection)
-                        raise Cancelled(f"{url}: this client has been closed")
-                    connection.limit(deadline)
-                    connection.write(data)
-                    yield connection
-                finally:
-                    self._kept.put(connection)
-        except ConnectionLost as error:
-            if self._closed:
-                raise Cancelled(f"{url}: this client has been closed") from error
-            raise
-        finally:
-            self._places.release()
-
-    def close(self) -> None:
-        """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
-        self._closed = True
-        self._kept.close()
-
-
-def _connect(server: ServerAddress, timeout: float) -> _Connection:
-    """Return a connection to `server`. Raises NotConnected."""
-    sock: socket.socket | None = None
-    try:
-        if server.uds is not None:
-            sock = socket.socket(socket.AF_UNIX)
-            sock.settimeout(timeout)
-            sock.connect(server.uds)
-            return _Connection(sock)
-        sock = socket.create_connection((server.host, server.port), timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _Connection(sock if server.tls is None else server.tls.wrap_socket(sock, server_hostname=server.host))
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise NotConnected(reason_of(error)) from error
-
-
 class AsyncConnection(asyncio.Protocol):
     """A connection of an event loop, on which one request is under way at a time.
 
@@ -380,8 +184,7 @@ class AsyncConnection(asyncio.Protocol):
                 sent = os.write(self._descriptor, data)
             except BlockingIOError:
                 pass
-            except OSError:
-                self._end(RESET)
+            except OSError:  # the server may have responded and closed before it has read all
                 return reply
         if sent < len(data):
             transport.write(data[sent:])
@@ -423,8 +226,6 @@ class AsyncConnection(asyncio.Protocol):
         self._reader.keeps = False
         if self._transport is not None:
             self._transport.abort()
-
-    abort = close
 
     def _end(self, why: str) -> None:
         reply, self._reply = self._reply, None
@@ -472,6 +273,43 @@ class AsyncConnection(asyncio.Protocol):
         self._end(RESET)
 
 
+class ConnectionPool:
+    """The open connections of a client, at most `limit`, of which those that are free are used again: the one used last first, whose memory
+    is in the caches."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open: set[AsyncConnection] = set()
+        self._free: list[AsyncConnection] = []
+
+    def take(self) -> AsyncConnection | None:
+        """Return a free connection if there is one."""
+        while self._free:
+            connection = self._free.pop()
+            if connection.is_free:
+                return connection
+            self.drop(connection)  # the server has closed it
+        return None
+
+    def put(self, connection: AsyncConnection) -> None:
+        """Keep a connection after its request, unless no other may follow."""
+        if connection.is_free and connection in self.open:
+            self._free.append(connection)
+        else:
+            self.drop(connection)
+
+    def drop(self, connection: AsyncConnection) -> None:
+        """Close a connection."""
+        self.open.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Close all, and end what is under way on them."""
+        self._free.clear()
+        while self.open:
+            self.open.pop().close()
+
+
 class AsyncConnections:
     """The connections of an event loop to `server`, at most `limit`, which are kept for later requests.
 
@@ -480,7 +318,7 @@ class AsyncConnections:
 
     def __init__(self, server: ServerAddress, limit: int) -> None:
         self._server = server
-        self._kept = ConnectionPool[AsyncConnection](limit)
+        self._kept = ConnectionPool(limit)
         self._opening = 0
         self._turns: deque[asyncio.Future[None]] = deque()  # of those who wait for a connection
         self.held = 0

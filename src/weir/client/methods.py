@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, closing, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from weir.client import calls as common
 from weir.client.calls import (
     Calls,
+    ConnectionLost,
     Inputs,
     Metadata,
     ModelCall,
@@ -33,7 +34,7 @@ from weir.client.calls import (
     run,
     run_async,
 )
-from weir.errors import CapacityError
+from weir.errors import Cancelled, CapacityError
 from weir.wire.inference import Parameter
 
 T = TypeVar("T")
@@ -413,34 +414,65 @@ def blocking_chunks(
 
 
 class BlockingTransport:
-    """A Transport that runs `transport` in an event loop in a thread of its own, which starts with the first step."""
+    """A Transport that runs `transport` in an event loop in a thread of its own, which starts with the first step. After `close`, steps
+    fail with Cancelled, also those that are under way."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
         self._running: _LoopThread | None = None
+        self._closed = False
 
     def send(self, step: Any, timeout: float) -> Any:
         """See Transport."""
-        return self._started().run(self._transport.send(step, timeout))
+        return self.run(self._transport.send(step, timeout))
 
     def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
         """See Transport."""
-        return blocking_chunks(self._started().run, self._transport.chunks(step, silence), silence)
+        return blocking_chunks(self.run, self._transport.chunks(step, silence), silence)
 
     def close(self) -> None:
         """See Transport."""
         with self._lock:
+            self._closed = True
             running, self._running = self._running, None
-        if running is not None:
-            running.run(self._transport.close())
-            running.end()
+        if running is not None and running.process == os.getpid():
+            running.end(self._transport.close())
 
-    def _started(self) -> "_LoopThread":
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work` in the event loop; it ends if this is interrupted. Raises its error."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Return the future result of `work` in the event loop. Cancelling the future ends it."""
         with self._lock:
+            if self._closed:
+                work.close()
+                raise Cancelled(_CLOSED)
             if self._running is None or self._running.process != os.getpid():  # a fork has no threads
                 self._running = _LoopThread()
-            return self._running
+            return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._running.loop)
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except (ConnectionLost, asyncio.CancelledError) as error:
+            if self._closed:
+                raise Cancelled(_CLOSED) from error
+            raise
+
+
+def blocking(make: Callable[P, AsyncTransport]) -> Callable[P, BlockingTransport]:
+    """Return what makes a transport as `make` does, which runs in an event loop in a thread of its own."""
+    return lambda *arguments, **named: BlockingTransport(make(*arguments, **named))
+
+
+_CLOSED = "this client has been closed"
 
 
 class _LoopThread:
@@ -448,24 +480,24 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="weir-client", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="weir-client", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which ends if this is interrupted. Raises its error."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def end(self) -> None:
-        """End the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+    def end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, cancel what else is under way, and end the thread."""
+        asyncio.run_coroutine_threadsafe(_with_cancelled(work), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
+
+
+async def _with_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    await work
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class PerLoop(Generic[T]):
