@@ -14,7 +14,7 @@ from weir.policy.solve.bank import Bank
 from weir.policy.solve.uneven import solve_uneven
 from weir.testing import FakeClock
 from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest
-from weir.tuning.policy_tuner import PolicyTuner
+from weir.tuning.policy_tuner import PolicyTuner, Tuning
 from weir.workers.settings import WorkerSettings
 
 SPENT = Timing(0.0, 0.0, 0.0)
@@ -67,16 +67,17 @@ class Solver(SolvingProcess):
 
 
 class Rig:
-    def __init__(self, policy: SolvedPolicy, settings: WorkerSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self, policy: SolvedPolicy, settings: WorkerSettings | None = None, watch: bool = True, **options: Any
+    ) -> None:
         settings = settings or WorkerSettings()
         self.solver = Solver()
         self.swaps = 0
         self.label = "square"
         self.service_time = KindTimes(2, lambda: [1, 1]) if settings.worker_kinds else ServiceTime()
         self.clock = FakeClock()
-        self.resolver = PolicyTuner(
-            self, policy, settings, solver=self.solver, clock=self.clock, pause=self.solver.pause, **options
-        )
+        tuning = Tuning(self, settings, 64, self.clock, self.solver.pause, watch)
+        self.resolver = PolicyTuner(policy, tuning, solver=self.solver, **options)
 
     def policy_changed(self) -> None:
         self.swaps += 1

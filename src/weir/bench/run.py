@@ -11,6 +11,7 @@ import gc
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -303,16 +304,16 @@ class Outcome:
 def make_outcome(target: str, load: Load, rounds: Sequence[Round], connections: int | None, held: int) -> Outcome:
     """Return the results of all `rounds` of one target together."""
     intended, sent, ended = (_instants(rounds, name) for name in ("intended", "sent", "ended"))
-    kinds = np.concatenate([np.array(each.ledger.kinds)[np.array(each.ledger.outcomes, np.int64)] for each in rounds])
+    kinds = np.array([outcome for each in rounds for outcome in each.ledger.outcomes], object)
     begun = np.repeat(np.arange(len(rounds)) * load.round_seconds, [len(each.ledger.intended) for each in rounds])
     counted = intended >= load.warm_up - _ROUNDING
-    timed = counted & np.isin(kinds, (OK, TIMEOUT, UNSENT))
+    timed = counted & ((kinds == OK) | (kinds == TIMEOUT) | (kinds == UNSENT))
     left, unsent = counted & ~np.isnan(sent), counted & (kinds == UNSENT)
     in_time = (kinds == OK) & (ended >= load.warm_up) & (ended < load.round_seconds)
     lags = np.concatenate([(sent - intended)[left], (ended - intended)[unsent]]) * 1000.0
     times = (ended - intended)[timed] * 1000.0
     seconds = (load.round_seconds - load.warm_up) * len(rounds)
-    ends = dict(zip(*(each.tolist() for each in np.unique(kinds[counted], return_counts=True)), strict=True))
+    ends = dict(sorted(Counter(kinds[counted]).items()))
     counts = [each.counts for each in rounds if each.counts is not None]
     return Outcome(
         target=target,

@@ -115,8 +115,7 @@ class Ledger:
         intended: when each request was to be sent.
         sent: when it was sent; NaN before.
         ended: when it ended; NaN before.
-        outcomes: the index in `kinds` of how it ended; 0 before.
-        kinds: the different outcomes.
+        outcomes: how it ended; "" before.
         begun: how many requests were given to the target.
         over: how many have ended.
         failed: how many of these have failed.
@@ -129,21 +128,19 @@ class Ledger:
         count = len(self.intended)
         self.sent = array("d", [nan]) * count
         self.ended = array("d", [nan]) * count
-        self.outcomes = array("H", [0]) * count
-        self.kinds = ["", OK]
+        self.outcomes = [""] * count
         self.begun = 0
         self.over = 0
         self.failed = 0
         self.recent: deque[float] = deque(maxlen=_RECENT)
         self.on_end = on_end
-        self._codes = {OK: 1}
 
     def add(self, intended: float) -> int:
         """Add a request that is to be sent at `intended`, and return its index."""
         self.intended.append(intended)
         self.sent.append(nan)
         self.ended.append(nan)
-        self.outcomes.append(0)
+        self.outcomes.append("")
         return len(self.intended) - 1
 
     def end(self, index: int, now: float, outcome: str) -> None:
@@ -151,12 +148,8 @@ class Ledger:
         request."""
         self.ended[index] = now
         self.over += 1
-        code = self._codes.get(outcome)
-        if code is None:
-            code = self._codes[outcome] = len(self.kinds)
-            self.kinds.append(outcome)
-        self.outcomes[index] = code
-        if code != 1:
+        self.outcomes[index] = outcome
+        if outcome != OK:
             self.failed += 1
         self.recent.append(now - self.intended[index])
         if self.on_end is not None:

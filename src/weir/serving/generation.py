@@ -138,17 +138,10 @@ class Generation:
         )
         self.tuner: PolicyTuner | None = None
         if complete(self.policy).adopts_banks:
-            from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
+            from weir.tuning.policy_tuner import Tuning, make_tuner  # loads numpy, which only a solved policy needs
 
-            self.tuner = make_tuner(
-                self,
-                self.policy,
-                self._workers,
-                largest,
-                clock=clock,
-                pause=partial(sleep, clock),
-                watch=not any(hooks),
-            )
+            tuning = Tuning(self, self._workers, largest, clock, partial(sleep, clock), watch=not any(hooks))
+            self.tuner = make_tuner(self.policy, tuning)
         self._clock = clock
         self.scaler = self._make_scaler()
         views = [each for each in observers if isinstance(each, Metrics)]
@@ -241,7 +234,7 @@ class Generation:
             return None
         from weir.tuning.policy_tuner import start_measurement
 
-        return start_measurement(self.tuner, self.model, self._workers, self.batching.max_batch_size)
+        return start_measurement(self.tuner, self.model)
 
     @property
     def service_time(self) -> ServiceTime:

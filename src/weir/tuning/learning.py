@@ -23,7 +23,6 @@ from weir.profiling.machine import Meters
 from weir.profiling.measure import measure
 from weir.profiling.sampling import Measuring
 from weir.workers.executor import Executor, Reserve
-from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
@@ -120,22 +119,13 @@ class StartMeasurement(Measuring):
     """Measures the first worker of each kind of `executor`, when they have started and before they get batches of requests."""
 
     def __init__(
-        self,
-        tuner: "PolicyTuner",
-        policy: AutoPolicy,
-        model: type[Model],
-        settings: WorkerSettings,
-        max_batch_size: int,
-        executor: Executor,
-        reserve: Reserve | None,
+        self, tuner: "PolicyTuner", policy: AutoPolicy, model: type[Model], executor: Executor, reserve: Reserve | None
     ) -> None:
         """`reserve` keeps a worker for this model alone, if it has other models; see Measuring."""
         super().__init__(executor, reserve=reserve)
         self._tuner = tuner
         self._policy = policy
         self._model = model
-        self._settings = settings
-        self._max_batch_size = max_batch_size
         self._task: asyncio.Task[None] | None = None
 
     async def measure_all(self) -> None:
@@ -155,8 +145,9 @@ class StartMeasurement(Measuring):
             self._task.cancel()
 
     async def _measure_each(self) -> None:
-        numbers = self._settings.kind_numbers or (0,)
-        for kind, name in enumerate(self._settings.kind_names or ("",)):
+        workers = self._tuner.tuning.workers
+        numbers = workers.kind_numbers or (0,)
+        for kind, name in enumerate(workers.kind_names or ("",)):
             await self._measure(kind, numbers.index(kind), f" on worker kind {name!r}" * bool(name))
 
     async def _measure(self, kind: int, worker: int, where: str) -> None:
@@ -175,7 +166,7 @@ class StartMeasurement(Measuring):
         self._tuner.measured(profile, kind)
 
     async def _profile(self, worker: int) -> Profile:
-        largest = self._max_batch_size
+        largest = self._tuner.tuning.max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
         items = items_of(self._model)

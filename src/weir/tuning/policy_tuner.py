@@ -9,7 +9,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -99,6 +99,27 @@ class PolicyUser(Protocol):
         """Let the policy decide again about all that waits: it has other tables."""
 
 
+class Tuning(NamedTuple):
+    """What a PolicyTuner and the measurement at a start know of a service.
+
+    Attributes:
+        user: the service.
+        workers: of which kinds its workers are.
+        max_batch_size: in rows.
+        clock: returns seconds.
+        pause: sleeps for some seconds of the clock.
+        watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
+            the profile.
+    """
+
+    user: PolicyUser
+    workers: WorkerSettings
+    max_batch_size: int
+    clock: Callable[[], float]
+    pause: Pause
+    watch: bool = True
+
+
 class KindProfile:
     """What is known of the service times of one kind of workers. `maker` makes a profile from batches, if there is none.
 
@@ -141,18 +162,13 @@ class PolicyTuner(SilentObserver):
     """Belongs to one service, whose workers and batches it observes. It works between `open` and `close`.
 
     Args:
-        user: the service.
         policy: whose tables it keeps. They are for the policy's prices and objective, until these are changed.
-        settings: of which kinds the workers are.
-        clock: returns seconds.
-        pause: sleeps for so many seconds of the clock.
+        tuning: what it knows of the service.
         maker: returns what makes a profile of service times, if there is none.
         solver: solves the tables.
-        watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
-            the profile.
 
     Attributes:
-        policy: the policy.
+        policy, tuning: as given.
         prices, objective: what the tables shall be for.
         kinds: the workers of each kind; a single one if all are alike.
         counts: swaps of tables by reason.
@@ -163,17 +179,13 @@ class PolicyTuner(SilentObserver):
 
     def __init__(
         self,
-        user: PolicyUser,
         policy: SolvedPolicy,
-        settings: WorkerSettings,
+        tuning: Tuning,
         *,
-        clock: Callable[[], float],
-        pause: Pause,
         maker: Callable[[], ProfileMaker] | None = None,
         solver: SolvingProcess | None = None,
-        watch: bool = True,
     ) -> None:
-        self.policy = policy
+        self.policy, self.tuning, settings = policy, tuning, tuning.workers
         self.kinds = [KindProfile(name, None if maker is None else maker()) for name in settings.kind_names or ("",)]
         self._numbers = settings.kind_numbers or (0,)
         self.prices, self.objective = policy.prices, policy.objective
@@ -182,12 +194,9 @@ class PolicyTuner(SilentObserver):
         self.seconds: float | None = None
         self.failures = 0
         self.error = ""
-        self._user = user
-        self._model = user.label
-        self._watch = watch
+        self._user, self._clock, self._pause = tuning.user, tuning.clock, tuning.pause
+        self._model = tuning.user.label
         self._solver = solver or SolvingProcess()
-        self._clock = clock
-        self._pause = pause
         self._banks: OrderedDict[Wanted, Tables] = OrderedDict()
         self._ready: set[int] = set()
         self._solved_for: Wanted | None = None
@@ -251,7 +260,7 @@ class PolicyTuner(SilentObserver):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Compare the time of a batch with the profile."""
-        if not self._watch or dispatch.gives_way:
+        if not self.tuning.watch or dispatch.gives_way:
             return
         number = self._kind_of(dispatch.worker)
         kind = self.kinds[number]
@@ -432,23 +441,13 @@ def check_kinds(kinds: Sequence[str], objective: LatencySLO | None) -> None:
         )
 
 
-def make_tuner(
-    user: PolicyUser,
-    policy: Policy,
-    settings: WorkerSettings,
-    max_batch_size: int,
-    *,
-    clock: Callable[[], float],
-    pause: Pause,
-    watch: bool,
-) -> PolicyTuner | None:
-    """Return the tuner of `policy`; None if it is not a solved policy of Weir's. For the other arguments, see PolicyTuner.
-
-    Raises SettingsError for a profile file that cannot be used, and for a policy that would never have tables.
+def make_tuner(policy: Policy, tuning: Tuning) -> PolicyTuner | None:
+    """Return the tuner of `policy`; None if it is not a solved policy of Weir's. Raises SettingsError for a profile file that cannot be
+    used, and for a policy that would never have tables.
     """
     if not isinstance(policy, SolvedPolicy):
         return None
-    kinds = settings.kind_names
+    kinds, max_batch_size = tuning.workers.kind_names, tuning.max_batch_size
     if kinds and not (isinstance(policy, AutoPolicy) and policy.profile is None):
         raise SettingsError(
             f"worker_kinds={list(kinds)}: the policy has the times of one kind of workers; use policy=auto without a "
@@ -457,7 +456,7 @@ def make_tuner(
     if isinstance(policy, AutoPolicy):
         check_kinds(kinds, policy.objective)
         maker = partial(ProfileMaker, max_batch_size, policy.power) if policy.profile is None else None
-        tuner = PolicyTuner(user, policy, settings, clock=clock, pause=pause, maker=maker, watch=watch)
+        tuner = PolicyTuner(policy, tuning, maker=maker)
         if policy.profile is not None:
             read = read_profile(policy.profile, f"policy=auto:profile={policy.profile}")
             tuner.measured(read.up_to(max_batch_size))
@@ -465,16 +464,16 @@ def make_tuner(
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, use auto")
-    tuner = PolicyTuner(user, policy, settings, clock=clock, pause=pause, watch=watch)
+    tuner = PolicyTuner(policy, tuning)
     if max_batch_size < bank.profile.max_batch_size:
         tuner.measured(bank.profile.up_to(max_batch_size))
     return tuner
 
 
 def start_measurement(
-    tuner: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
+    tuner: PolicyTuner, model: type[Model]
 ) -> Callable[[Executor, Reserve | None], StartMeasurement] | None:
     """Return what makes the measurement of an executor that starts, if the policy measures the model itself and has not yet; else None."""
     if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None or tuner.profile is not None:
         return None
-    return partial(StartMeasurement, tuner, tuner.policy, model, settings, max_batch_size)
+    return partial(StartMeasurement, tuner, tuner.policy, model)
