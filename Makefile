@@ -70,7 +70,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve quick test nightly test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
+.PHONY: serve quick test nightly test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -123,9 +123,11 @@ lint: $(VENV)/.check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-check: lint
 	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
+
+check: lint covered
+
+covered: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(SPREAD) $(CORE) --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test .venvs/docs/.site

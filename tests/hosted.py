@@ -2,14 +2,9 @@
 
 from typing import Any
 
+from tests.workers.models import Square as Square
+
 import weir
-
-
-class Square(weir.Model):
-    """Squares numbers."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return [x * x for x in batch]
 
 
 class Broken(weir.Model):

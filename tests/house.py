@@ -37,20 +37,40 @@ class Module:
         return parts[1] if len(parts) > 1 else "weir"
 
 
-def code_lines(source: str, nodes: Iterable[ast.AST] | None = None) -> int:
-    """Return how many lines of `source` are code; `nodes` are all that it is parsed to, if they are known."""
-    texts = enumerate(map(str.strip, source.split("\n")), 1)
-    lines, docstrings = {number for number, text in texts if text and text[0] != "#"}, set[int]()
-    for node in ast.walk(ast.parse(source)) if nodes is None else nodes:
-        if isinstance(node, ast.Constant | ast.JoinedStr):  # each of its lines counts
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        elif (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
-            first = node.body[0]
-            docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return len(lines - docstrings)
+def code_lines(source: str, tree: ast.Module | None = None) -> int:
+    """Return how many lines of `source` are code; `tree` is what it is parsed to, if that is known."""
+    tree = tree or ast.parse(source)
+    docstrings = _lines_of(
+        node.body[0]
+        for node in (tree, *_statements(tree.body))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    )
+    texts = {number: text.strip() for number, text in enumerate(source.split("\n"), 1) if number not in docstrings}
+    lines = {number for number, text in texts.items() if text and text[0] != "#"}
+    if any(mark in text or text.endswith("\\") for text in texts.values() for mark in ('"""', "'''")):
+        constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr))
+        lines |= _lines_of(constants) - docstrings  # of a text of several lines, each counts
+    return len(lines)
+
+
+def _lines_of(nodes: Iterable[ast.expr | ast.stmt]) -> set[int]:
+    return {line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield these statements and all within them: to walk through their expressions, too, takes longer than to parse them."""
+    for node in body:
+        yield node
+        yield from _statements(_blocks(node))
+
+
+def _blocks(node: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield the statements in the blocks of a statement."""
+    for name in ("body", "orelse", "finalbody"):
+        yield from getattr(node, name, ())
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield from part.body
 
 
 def _at_module_level(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -78,18 +98,18 @@ def _imported(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _parameters(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
-    """Yield the full name of each function in `node`, which is `name`, and the number of its parameters."""
-    for inner in ast.iter_child_nodes(node):
+def _parameters(body: Iterable[ast.stmt], name: str) -> Iterator[tuple[str, int]]:
+    """Yield the full name of each function in `body`, which is that of `name`, and the number of its parameters."""
+    for inner in body:
         if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield from _parameters(inner, name)
+            yield from _parameters(_blocks(inner), name)
             continue
         own = f"{name}.{inner.name}"
         if not isinstance(inner, ast.ClassDef):
             given = inner.args
             names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
             yield own, len([each for each in names if each not in ("self", "cls")])
-        yield from _parameters(inner, own)
+        yield from _parameters(inner.body, own)
 
 
 def read_modules(source: Path = SOURCE) -> list[Module]:
@@ -98,14 +118,13 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
     for path in sorted(source.rglob("*.py")):
         text = path.read_text()
         tree = ast.parse(text)
-        nodes = list(ast.walk(tree))  # which takes longer than to parse
         dotted = ".".join(path.relative_to(source.parent).with_suffix("").parts)
         name = dotted.removesuffix(".__init__")
         package = name if dotted != name else name.rpartition(".")[0]
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        imports, knows = _imported(_at_module_level(tree), package), _imported(nodes, package)
-        parameters = dict(_parameters(tree, name))
-        modules.append(Module(name, package, code_lines(text, nodes), imports, knows, classes, parameters))
+        imports, knows = _imported(_at_module_level(tree), package), _imported(_statements(tree.body), package)
+        parameters = dict(_parameters(tree.body, name))
+        modules.append(Module(name, package, code_lines(text, tree), imports, knows, classes, parameters))
     return modules
 
 

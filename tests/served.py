@@ -75,6 +75,11 @@ def weir_here(
     return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 
 
+def target(name: str) -> str:
+    """Return what serves the model of served_models.py that has that name."""
+    return f"{MODELS}:{name}"
+
+
 def still_running(processes: Iterable[psutil.Process], seconds: float = 60.0) -> list[psutil.Process]:
     """Return those that have not ended within `seconds`. One that has ended may be listed until its parent looks; where that is the
     system's first process, it may look only now and then."""
@@ -92,12 +97,20 @@ def still_running(processes: Iterable[psutil.Process], seconds: float = 60.0) ->
     return alive
 
 
-def until(condition: Callable[[], Any], seconds: float = 200.0) -> None:
-    """Return once `condition` holds, of a server that tells nobody. Asked without a pause, it would take the processor from what it waits for."""
+def until(condition: Callable[[], Any], seconds: float = 200.0) -> Any:
+    """Return what `condition` returns once it holds, of a server that tells nobody. Asked without a pause, it would take the processor from
+    what it waits for."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"it did not come to hold within {seconds} s"
-        time.sleep(0.005)
+        time.sleep(0.01)
+    return found
+
+
+def buffered_bytes(*sides: str) -> int:
+    """Return how many bytes the system takes at most of a connection of TCP where nobody reads, on these sides: "wmem", "rmem", or both."""
+    limits = (Path(f"/proc/sys/net/ipv4/tcp_{side}").read_text().split()[2] for side in sides or ("wmem", "rmem"))
+    return sum(map(int, limits))
 
 
 def children_of(pid: int) -> list[psutil.Process]:

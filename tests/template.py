@@ -36,6 +36,9 @@ _LARGEST = 200_000  # bytes of a message: the arguments and the environment
 _CLONE_PARENT = 0x8000  # linux/sched.h: the new process is a child of the parent of the one that forks
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of this system call
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # malloc.h
+# How the names of programs begin that load libraries of models, and these: they are forked from a process of their own, as a server must not find any loaded.
+_PROGRAMS = ("weir.text_models.", "weir.catalog.repository.", "tests.text_models.")
+_LIBRARIES = ("onnx", "safetensors.numpy", "huggingface_hub.file_download")  # they start no thread
 _PYTHON = sys.executable
 TITLE = "tests.template"  # a process that forks; see `rename`
 _fork_exec: Callable[..., int] = vars(subprocess)["_fork_exec"]
@@ -58,8 +61,9 @@ def can_fork(env: Mapping[str, str]) -> bool:
     return _CLONE is not None and _meaning(env) == _MEANING
 
 
-def install(requests: socket.socket) -> None:
-    """From now on, have programs of Weir that this process starts forked by the one that listens at the other end of `requests`."""
+def install(requests: socket.socket, for_models: socket.socket | None = None) -> None:
+    """From now on, have programs of Weir that this process starts forked by the one that listens at the other end of `requests`; those that
+    load libraries of models by that of `for_models`."""
 
     def start(*given: Any) -> int:
         """Start a program as the function of `subprocess` does, whose arguments these are; return the process id."""
@@ -69,6 +73,7 @@ def install(requests: socket.socket) -> None:
         is_ours = words[0] == _PYTHON and options[:1] == ["-m"] and options[1].partition(".")[0] in ("weir", "tests")
         if not is_ours or not given[2] or given[17:22] != (None, None, None, -1, None) or not can_fork(env):
             return _fork_exec(*given)
+        forking = (for_models or requests) if options[1].startswith(_PROGRAMS) else requests
         cwd = os.getcwd() if given[4] is None else os.fsdecode(given[4])
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -81,7 +86,7 @@ def install(requests: socket.socket) -> None:
                 "session": given[15], "group": given[16],
                 "cpus": [*os.sched_getaffinity(0)], "files": resource.getrlimit(resource.RLIMIT_NOFILE),
             }  # fmt: skip
-            socket.send_fds(requests, [json.dumps(message).encode()], [theirs.fileno(), *standard, *kept])
+            socket.send_fds(forking, [json.dumps(message).encode()], [theirs.fileno(), *standard, *kept])
             theirs.close()
             answer = ours.recv(16)
         if not answer:
@@ -93,19 +98,24 @@ def install(requests: socket.socket) -> None:
 
 @cache
 def start() -> None:
-    """Start the process that forks, which loads Weir at the first request, and `install` it. It ends with this process.
+    """Start the processes that fork, which load Weir at the first request, and `install` them. They end with this process.
 
-    The kernel takes what it forks for children of this thread, and so ends workers with it.
+    The kernel takes what they fork for children of this thread, and so ends workers with it.
     """
+    if _CLONE is not None:
+        install(_started(), _started(*_LIBRARIES))
+
+
+def _started(*libraries: str) -> socket.socket:
+    """Start a process that forks, and loads these libraries too; return the socket for requests to it."""
     ours, theirs = _pair()
-    command = [sys.executable, __file__, str(theirs.fileno()), " " * 1000]
+    command = [sys.executable, __file__, str(theirs.fileno()), *libraries, " " * 1000]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # with threads, it could not be forked
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, stdout=DEVNULL, env=env)
     process.returncode = 0  # nobody waits for it
     theirs.close()
     atexit.register(ours.close)
-    if _CLONE is not None:
-        install(ours)
+    return ours
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -114,7 +124,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-def _serve_forks(requests: socket.socket) -> str:
+def _serve_forks(requests: socket.socket, *libraries: str) -> str:
     """Fork a process for each of `requests`, and return in it, ready to run the module that is returned. Exit when the other end has closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the tests end first
     rename([sys.executable, "-m", TITLE])
@@ -122,7 +132,7 @@ def _serve_forks(requests: socket.socket) -> str:
         message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 253)
         if not message:
             os._exit(0)
-        _load()
+        _load(*libraries)
         if not (pid := _fork_sibling()):
             requests.detach()
             return _become(descriptors[1:], **json.loads(message))
@@ -141,8 +151,8 @@ def _fork_sibling() -> int:
 
 
 @cache
-def _load() -> None:
-    """Load what servers, workers and fronts load, but nothing of a model or a library that is optional."""
+def _load(*libraries: str) -> None:
+    """Load what servers, workers and fronts load, but nothing of a model or a library that is optional, except these."""
     for name in (
         "weir.console", "weir.commands.options", "weir.frontends.websocket", "weir.catalog.loading",
         "weir.workers.process.program", "weir.fronts.front", "weir.simulation.banks",
@@ -150,6 +160,9 @@ def _load() -> None:
         import_module(name)
     with suppress(ImportError):  # not every environment of the tests has what texts need
         import_module("weir.text_server.server")
+    for name in libraries:
+        with suppress(ImportError):
+            import_module(name)
     # As in the process of the tests: see conftest.py.
     import_module("weir.tuning").SolvingProcess.__init__.__defaults__ = (0,)
     gc.collect()
@@ -197,8 +210,8 @@ def _become(
     return module
 
 
-def _main(requests: socket.socket) -> None:
-    module, own = _serve_forks(requests), os.getpid()
+def _main(requests: socket.socket, *libraries: str) -> None:
+    module, own = _serve_forks(requests, *libraries), os.getpid()
     while module == "weir":  # it starts programs itself
         ours, theirs = _pair()
         if os.fork():
@@ -213,4 +226,4 @@ def _main(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])))
+    _main(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:-1])

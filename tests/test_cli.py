@@ -18,7 +18,7 @@ import pytest
 from tests.catalog.repository.shelf import write
 from tests.fronts.kit import Gate
 from tests.rings import subcases
-from tests.served import MODELS, Served, serving, still_running, until, weir, weir_here
+from tests.served import MODELS, Served, serving, still_running, target, until, weir, weir_here
 from tests.test_on_demand import NAMED
 
 from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSocketClient
@@ -29,10 +29,6 @@ from weir.errors import DeadlineExceeded, SettingsError
 from weir.settings import declared_settings
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-def target(name: str) -> str:
-    return f"{MODELS}:{name}"
 
 
 def connected(served: Served) -> socket.socket:

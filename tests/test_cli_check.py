@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 from tests.catalog.repository.shelf import write
-from tests.served import MODELS, weir
+from tests.served import target, weir
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-def target(name: str) -> str:
-    return f"{MODELS}:{name}"
 
 
 def test_check_shows_what_came_out_how_large_and_how_fast() -> None:

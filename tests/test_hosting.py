@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 from tests.catalog.repository.graphs import double as graph
 from tests.served import CLEAN
+from tests.serving.models import Square
 
 import weir
 from weir.client import HttpClient
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-class Square(weir.Model):
-    examples = (3,)
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return [x * x for x in batch]
 
 
 def halves(batch: list[Any]) -> list[Any]:

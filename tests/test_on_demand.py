@@ -66,8 +66,8 @@ def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path:
 @pytest.mark.parametrize(
     ("models", "room", "seconds", "flags"),
     [
-        (24, 4, 4.0, ()),
-        (24, 4, 4.0, ("--fronts", "2")),
+        (24, 4, 2.0, ()),
+        (24, 4, 2.0, ("--fronts", "2")),
         pytest.param(1000, 50, 300.0, (), marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],
 )

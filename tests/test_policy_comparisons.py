@@ -35,10 +35,10 @@ def test_every_player_meets_the_same_lines() -> None:
     ("name", "weight"),
     spread(
         [
+            ("on/off, load 0.1: 0.1 s on, 1 s off", 10.0),
             ("MMPP, load 0.1: 20 times, every 20 s", 1.0),
             ("MMPP, load 0.1: 20 times, every 0.02 s", 1.0),
             ("MMPP, load 0.3: 5 times, every 0.2 s", 0.0),
-            ("on/off, load 0.1: 0.1 s on, 1 s off", 10.0),
             ("on/off, load 0.1: 0.3 s on, 1 s off", 1.0),
             ("on/off, load 0.5: 0.05 s on, 0.05 s off", 0.0),
             ("Azure code, load 0.3", 1.0),

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
 from tests.rings import subcases
+from tests.served import buffered_bytes
 
 from weir.bench import HttpOptions, LoadSettings, ServerTarget, run_bench, server
 from weir.bench.run import Clock, Outcome, Round, make_load, make_outcome, run_round
@@ -198,9 +199,7 @@ def test_what_answers_nothing_is_reported_in_one_line() -> None:
 
 def test_an_answer_before_the_end_of_a_large_request_ends_its_connection() -> None:
     """The rest of the request is still to be sent: nothing may follow it."""
-    # More than the system takes from a client while the server reads nothing.
-    buffers = sum(int(Path(f"/proc/sys/net/ipv4/tcp_{name}").read_text().split()[2]) for name in ("wmem", "rmem"))
-    large = "[" + "1," * (buffers // 2) + "1]"
+    large = "[" + "1," * (buffered_bytes() // 2) + "1]"
 
     class Hasty(Stub):
         async def answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

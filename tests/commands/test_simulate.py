@@ -2,11 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.policy.banks import searched
 from tests.rings import subcases
 from tests.served import weir_here
 
 from weir.policy.cost.profile import GOOGLENET_P4
-from weir.simulation import banks
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
 
@@ -55,11 +55,10 @@ def test_options_reach_the_simulation(profile: Path) -> None:
     assert document["outcomes"]["greedy"]["requests"] <= 1_600
 
 
-def test_policies_are_compared_by_what_a_promise_takes(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.5, 0.8))
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 8_000)
+def test_policies_are_compared_by_what_a_promise_takes(profile: Path) -> None:
     it = ["--latency-objective", "p99=15ms", "--arrivals", "poisson:0.5", "--requests", 10_000, "--json", "-"]
-    done = weir_here("simulate", profile, "--policy", "smdp,greedy", *it)
+    with searched((0.3, 0.5, 0.8), 8_000):
+        done = weir_here("simulate", profile, "--policy", "smdp,greedy", *it)
     assert done.returncode == 0
     document = json.loads(done.stdout)
     assert (document["objective"], document["best"]) == ("p99=15ms", "smdp")

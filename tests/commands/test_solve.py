@@ -3,12 +3,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.policy.banks import searched
 from tests.rings import subcases
 from tests.served import weir_here
 
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import Bank
-from weir.simulation import banks
 
 
 @pytest.fixture
@@ -44,13 +44,12 @@ def test_a_terminal_shows_a_picture_of_all_rates(profile: Path) -> None:
     assert re.search(rf"mean ms .*▁[▁-█]{{{rates - 2}}}█", shown), shown
 
 
-def test_a_promise_is_solved_for_several_workers(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.8))
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
+def test_a_promise_is_solved_for_several_workers(profile: Path) -> None:
     small = profile.with_name("small.toml")
     small.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=2).to_toml())
     path = profile.parent / "p.npz"
-    done = weir_here("solve", small, "--latency-objective", "p95=40ms", "--workers", 2, "-o", path)
+    with searched((0.3, 0.8), 5_000):
+        done = weir_here("solve", small, "--latency-objective", "p95=40ms", "--workers", 2, "-o", path)
     assert done.returncode == 0
     bank = Bank.from_bytes(path.read_bytes())
     assert (bank.workers, str(bank.objective)) == (2, "p95=40ms")

@@ -13,9 +13,10 @@ import pytest
 import uvicorn
 from starlette.websockets import WebSocket
 from tests.frontends.http.sockets import until
-from tests.frontends.websocket_kit import Echo, Sum, answer, answers, failure, item, next_answer, rows, serving
+from tests.frontends.websocket_kit import Sum, answer, answers, failure, item, next_answer, rows, serving
 from tests.rings import subcases
 from tests.streaming_models import Count, Prefixes, Script, Ticking
+from tests.workers.models import Echo
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode

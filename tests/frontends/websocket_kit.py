@@ -36,13 +36,6 @@ class Sum(Model):
         return {"sum": batch["x"].sum(axis=1)}
 
 
-class Echo(Model):
-    """Answers with what it gets."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
-
-
 @dataclass
 class Server:
     """A running server with its WebSockets, and what was heard of models that were given as classes."""

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,13 @@ import pytest
 from starlette.testclient import TestClient
 from tests.hosted import Square
 from tests.late import openai
-from tests.served import CLEAN, Served, start_weir, weir, weir_here
+from tests.served import CLEAN, Served, start_weir, until, weir, weir_here
 from tests.text_models import tiny
 
 import weir as weir_package
 
 MODELS = Path(__file__).with_name("models.py")
-PATIENCE = 60.0  # seconds
 ENDS = ("completed", "failed", "cancelled", "expired")
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Return what `condition` returns once it is true."""
-    end = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found
 
 
 class Kept:

@@ -1,8 +1,11 @@
 """Banks for tests: small, and made by hand."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -10,6 +13,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import limit_table, stacked
+from weir.simulation import banks
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)  # serves 667 rows/s
 RATES = (100.0, 200.0, 400.0)
@@ -37,6 +41,16 @@ def bank(**changes: Any) -> Bank:
 def promised() -> Bank:
     """Return the bank with a promise about latency: 40 ms, with a margin of 1."""
     return bank(objective=LatencySLO(0.04, 0.01, 0.001))
+
+
+@contextmanager
+def searched(loads: Sequence[float], requests: int, checked: int = 5_000) -> Iterator[None]:
+    """Within the block, what keeps a latency objective is searched for at these loads only, from so many simulated requests."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(banks, "PROMISE_LOADS", loads)
+        changed.setattr(banks, "PROMISE_REQUESTS", requests)
+        changed.setattr(banks, "CHECKED_REQUESTS", checked)
+        yield
 
 
 class Feed:
@@ -71,4 +85,4 @@ def served(rows: int, limit: int) -> Decision:
     return Decision(rows, Reason.POLICY, None, limit)
 
 
-__all__ = ["LIMITS", "PROFILE", "RATES", "Feed", "bank", "np", "promised", "served"]
+__all__ = ["LIMITS", "PROFILE", "RATES", "Feed", "bank", "np", "promised", "searched", "served"]

@@ -5,16 +5,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from tests.serving.models import Square as Square
+
 from weir import Model, Service, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.testing import Answer, FakeClock, FakeExecutor, FakeRequest, RecordingObserver
-
-
-class Square(Model):
-    examples = (3,)
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return squares(batch)
 
 
 def squares(batch: list[Any]) -> list[Any]:

@@ -8,18 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serving.kit import Rig, serving, squares, turns
+from tests.workers.models import Echo
 
-from weir import Model, ModelError, Service
+from weir import ModelError, Service
 from weir.errors import WeirError
 from weir.testing import FakeExecutor, FakeRequest
 
 NAMES = "call call call impatient list request cancel answer answer fail lose revive pass turn turn"  # the more, the likelier
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES.split()), st.integers(0, 9)), max_size=60)
-
-
-class Echo(Model):
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
 
 
 class Hooked(Service):

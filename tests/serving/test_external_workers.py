@@ -73,7 +73,7 @@ async def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: 
     async with serving(tmp_path) as (service, _, first):
         await first.leave()
         while workers_of(service) != ["lost"]:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         with pytest.raises(weir.DeadlineExceeded):
             await service.infer("x", timeout=0.05)
         assert workers_of(service) == ["lost"]

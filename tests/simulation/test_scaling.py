@@ -1,5 +1,6 @@
 """Rules for the number of workers in virtual time: what each number can do, the engine, and Weir's rule."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,13 @@ def steps(*stretches: tuple[float, float]) -> "np.ndarray[tuple[int], np.dtype[n
 
 
 WAVE = steps((120.0, 4.0), (120.0, 30.0), (120.0, 4.0))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _capacities_from_fewer_rows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(scaling, "PART_ROWS", 20_000)
+        yield
 
 
 @pytest.fixture(scope="module")

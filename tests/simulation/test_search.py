@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.policies.harness import best_limit
 from tests.late import scipy
+from tests.policy.banks import searched
 from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
@@ -14,7 +15,7 @@ from weir.policy.online.admission import admission
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
-from weir.simulation import banks, search
+from weir.simulation import search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
 from weir.simulation.engine import Run, ServiceTimes
@@ -25,9 +26,13 @@ P4 = GOOGLENET_P4
 P99 = LatencySLO.parse("p99=20ms")
 
 
+LOADS, REQUESTS = PROMISE_LOADS[::2], 12_000  # half of the tables of a server, each from fewer requests
+
+
 @pytest.fixture(scope="module")
 def promised() -> Bank:
-    return make_bank(P4, objective=P99)
+    with searched(LOADS, REQUESTS):
+        return make_bank(P4, objective=P99)
 
 
 def poisson(load: float, count: int, workers: int = 1) -> Floats:
@@ -60,12 +65,12 @@ def test_an_objective_is_kept_with_less_energy_than_the_best_limit_spends(promis
     assert seen.excess_w <= 0.6 * rival.figures.excess_w
 
 
-@pytest.mark.parametrize("index", spread([8, 10, 12, 14], 2))
+@pytest.mark.parametrize("index", spread([4, 5, 6, 7], 2))
 def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
     worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
     keeper = SloSearch(P4, P99)
     rule = keeper.rule(int(promised.limits()[index]), rate=worst)
-    trials = keeper.trials(banks.PROMISE_REQUESTS)
+    trials = keeper.trials(REQUESTS)
     seen, least = trials(worst, rule), trials(worst, keeper.rule(1, rate=worst))
     assert keeper.keeps(seen)
     if least.refused_share <= 0.9 * P99.late_share:
@@ -82,17 +87,15 @@ FIRST_IS_SLOW = Profile(np.where(np.arange(24) == 0, 10.0, 3.5), np.ones(24), np
     ("profile", "objective"),
     spread([(VARIES, "p99=100ms"), (FIRST_IS_SLOW, "p99.9=100ms"), (VARIES, "p95=40ms")]),
 )
-def test_an_objective_is_kept_in_all_of_each_band(
-    profile: Profile, objective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_objective_is_kept_in_all_of_each_band(profile: Profile, objective: str) -> None:
     """Also where few rows share a batch: with 0.2 for a coefficient of variation, 2.6 % and 11 % were late at low loads."""
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 10_000)
-    around = (0.001, 0.01, 0.1, 0.3, 0.5, 0.86, 0.88, 0.9, 0.92)  # the bands of the loads below, and those beside them
-    monkeypatch.setattr(banks, "PROMISE_LOADS", around)
     slo = LatencySLO.parse(objective)
-    bank = make_bank(profile, objective=slo)
+    with searched(
+        (0.001, 0.01, 0.1, 0.3, 0.5, 0.86, 0.88, 0.9, 0.92), 5_000
+    ):  # the bands of the loads below, and those beside them
+        bank = make_bank(profile, objective=slo)
     for load in (0.002, 0.005, 0.02, 0.06, 0.3, 0.9):
-        times = np.cumsum(np.random.default_rng(5).exponential(1.0 / (load * profile.max_rate), 12_000))
+        times = np.cumsum(np.random.default_rng(5).exponential(1.0 / (load * profile.max_rate), 8_000))
         made = run(profile, SolvedPolicy(bank), times)
         late = made.refused | (made.end - made.arrival > slo.deadline + 1e-6)
         parts = np.array([part.mean() for part in np.array_split(late, 20)])
@@ -100,9 +103,9 @@ def test_an_objective_is_kept_in_all_of_each_band(
 
 
 def test_a_percentile_counts_refused_rows_as_never_answered(promised: Bank) -> None:
-    highest = PROMISE_LOADS.index(0.97)
+    highest = LOADS.index(0.97)
     assert promised.p99_ms[highest] == np.inf, "over 1 % are refused"
-    assert (promised.p99_ms[:8] <= 20.0 + 1e-6).all()
+    assert (promised.p99_ms[:4] <= 20.0 + 1e-6).all()
     assert predict(promised, float(promised.rates[highest]))["p99_ms"] is None
 
 
@@ -165,12 +168,11 @@ def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None
             assert rounds.responses.max() <= deadline + 1e-8
 
 
-@pytest.mark.parametrize("cv", [0.1, 0.5])
-def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.5, 0.97))
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 10_000)
+@pytest.mark.parametrize("cv", spread([0.5, 0.1]))
+def test_random_service_times_get_slack(cv: float) -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, cv))
-    bank = make_bank(profile, objective=LatencySLO(0.05, 0.02))
+    with searched((0.5, 0.97), 10_000):
+        bank = make_bank(profile, objective=LatencySLO(0.05, 0.02))
     assert bank.objective is not None
     assert 0.0 <= bank.objective.slack < 0.03
     for text in ("poisson:1.5", "on-off:1,on=0.3s,off=0.3s"):
@@ -199,13 +201,12 @@ def test_a_percentile_is_said_only_where_the_objective_is_kept(text: str, said: 
 SLEEPS = Profile.linear(alpha_ms=0.5, tau0_ms=21.0, max_batch_size=64)
 
 
-@pytest.mark.parametrize("cv", [0.0, 0.05])
-def test_what_several_workers_can_keep_is_not_refused(cv: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cv", spread([0.05, 0.0]))
+def test_what_several_workers_can_keep_is_not_refused(cv: float) -> None:
     """With the worst case for a bound, that all start at the same instant, batches had at most 3 rows, and a third was refused."""
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.1, 0.3, 0.5))
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 10_000)
     profile = Profile(SLEEPS.service_time_ms, SLEEPS.energy_mj, np.full(64, cv))
-    bank = make_bank(profile, workers=4, objective=LatencySLO.parse("p99=45ms"))
+    with searched((0.1, 0.3, 0.5), 10_000):
+        bank = make_bank(profile, workers=4, objective=LatencySLO.parse("p99=45ms"))
     for rate in (200.0, 800.0, 1600.0):
         times = np.cumsum(np.random.default_rng(79).exponential(1.0 / rate, 10_000))
         made = run(profile, SolvedPolicy(bank), times, workers=4)
@@ -225,9 +226,7 @@ def test_one_worker_refuses_only_what_it_cannot_answer_in_time(tight: Bank, rate
 
 @pytest.fixture(scope="module")
 def tight() -> Bank:
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(banks, "PROMISE_LOADS", (0.03, 0.1, 0.2, 0.4, 0.8))
-        changed.setattr(banks, "PROMISE_REQUESTS", 5_000)
+    with searched((0.03, 0.1, 0.2, 0.4, 0.8), 5_000):
         return make_bank(SLEEPS, objective=LatencySLO.parse("p99=45ms"))
 
 
@@ -238,12 +237,8 @@ def tight() -> Bank:
         ("p99=2ms", 2, r"p99=2ms: cannot be kept at .* rows/s: even if no row waits on purpose, .* are late;"),
     ],
 )
-def test_an_objective_that_cannot_be_kept_is_refused(
-    objective: str, workers: int, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(banks, "PROMISE_LOADS", PROMISE_LOADS[2:4])
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 10_000)
-    with pytest.raises(SettingsError, match=says):
+def test_an_objective_that_cannot_be_kept_is_refused(objective: str, workers: int, says: str) -> None:
+    with searched(PROMISE_LOADS[2:4], 10_000), pytest.raises(SettingsError, match=says):
         make_bank(P4, objective=LatencySLO.parse(objective), workers=workers)
 
 
@@ -253,10 +248,7 @@ def test_an_objective_that_cannot_be_kept_is_refused(
 @pytest.fixture(scope="module")
 def most() -> Bank:
     """The tables at fewer rates, from fewer requests than by default: what is said of them must hold all the same."""
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(banks, "PROMISE_LOADS", (0.1, 0.3, 0.5, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97))
-        changed.setattr(banks, "PROMISE_REQUESTS", 10_000)
-        changed.setattr(banks, "CHECKED_REQUESTS", 15_000)
+    with searched((0.1, 0.3, 0.5, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97), 10_000, 15_000):
         return make_bank(P4, objective=LatencySLO.parse("in-time=20ms"))
 
 
@@ -266,10 +258,10 @@ def lost(bank: Bank | None, times: Floats) -> tuple[float, float]:
     return late(made) * len(made.response_time_ms) / len(times) + float(made.refused.mean()), made.power_w
 
 
-@pytest.mark.parametrize("load", spread([0.5, 0.8, 0.85, 0.95, 0.99, 1.5], 2))
+@subcases("load", [0.85, 0.99])
 def test_never_are_fewer_in_time_than_under_greedy(most: Bank, promised: Bank, load: float) -> None:
     """Greedy has 44 of 100,000 late at load 0.85 and 11 % at 0.95. The promise of a percentile does not count who it refuses."""
-    times = poisson(load, 50_000)
+    times = poisson(load, 30_000)
     (ours, power), (theirs, greedy_power) = lost(most, times), lost(None, times)
     assert ours <= theirs
     assert power < greedy_power
@@ -279,10 +271,9 @@ def test_never_are_fewer_in_time_than_under_greedy(most: Bank, promised: Bank, l
         assert ours < lost(promised, times)[0]
 
 
-def test_a_dear_refusal_lets_more_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.9, 0.95))
-    cheap, dear = (make_bank(P4, objective=LatencySLO(0.02, refusal_price=price)) for price in (1.0, 10.0))
+def test_a_dear_refusal_lets_more_in() -> None:
+    with searched((0.9, 0.95), 5_000):
+        cheap, dear = (make_bank(P4, objective=LatencySLO(0.02, refusal_price=price)) for price in (1.0, 10.0))
     bounds = [np.where(made.max_waiting == 0, np.inf, made.max_waiting) for made in (cheap, dear)]
     assert (bounds[1] > bounds[0]).any()
     assert (bounds[1] >= bounds[0]).all()
@@ -314,13 +305,11 @@ def test_whatever_the_service_law_never_are_fewer_in_time(
 ) -> None:
     """With CV 0.3 more were lost than by greedy at loads of 0.8 and 0.85: waits were judged at the highest rate only, and
     refusals at rates that are known. More in `python -m benchmarks.policies in-time`."""
-    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
-    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.1, 0.4, 0.7, 0.85, 0.95))
-    monkeypatch.setattr(banks, "CHECKED_REQUESTS", 10_000)
     rng = np.random.default_rng(largest)
     times = rng.uniform(1.0, 3.0) + rng.uniform(0.2, 0.6) * np.arange(1.0, largest + 1.0) ** rng.uniform(0.7, 1.1)
     profile = Profile(times, 10.0 + times, np.full(largest, 0.0 if law == "fixed" else CV))
-    made = make_bank(profile, objective=LatencySLO(deadline, refusal_price=1.0), workers=workers)
+    with searched((0.1, 0.4, 0.7, 0.85, 0.95), 4_000, 6_000):
+        made = make_bank(profile, objective=LatencySLO(deadline, refusal_price=1.0), workers=workers)
     if time := LAWS[law]:
         monkeypatch.setattr(ServiceTimes, "time", time)
     for text in TRAFFIC:

@@ -331,6 +331,6 @@ def test_no_run_sees_the_memory_of_another() -> None:
     used.decide(Observation(0.0, 1, 0.0, inf, 1, 0.0, 1, 1, 8, inf, False))
     assert isinstance(used, Counting)
     assert (policy.asked, used.asked) == (0, 1)
-    solved = policy_for("smdp", NOISY)
+    solved = policy_for("smdp", ONE)
     assert isinstance(solved, SolvedPolicy)
     assert simulator.fresh(solved) is not solved

@@ -5,22 +5,15 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.streaming_models import Count
+from tests.workers.models import Square
 
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelCrashed, ModelError, Overloaded, WeirError
 from weir.frontends.http.application import make_exposition
-from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry.exposition import reason_of
 from weir.telemetry.recorder import Metrics
-
-
-class Square(Model):
-    """Squares numbers."""
-
-    def predict(self, batch: list[int]) -> list[int]:
-        return [x * x for x in batch]
 
 
 def shown(metrics: Metrics, registry: Registry, accept: str = "") -> dict[tuple[str, str, str], float]:

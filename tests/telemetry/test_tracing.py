@@ -13,11 +13,11 @@ from opentelemetry import trace as api
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.streaming_models import Count
+from tests.workers.models import Square
 
 from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.messages import Form, child_of
-from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry import TelemetrySettings, open_tracing
 from weir.telemetry.tracing import Tracing, make_tracing
@@ -41,13 +41,6 @@ class Kept(SpanProcessor):
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name == name]
-
-
-class Square(Model):
-    """Squares numbers."""
-
-    def predict(self, batch: list[int]) -> list[int]:
-        return [x * x for x in batch]
 
 
 class Asking(RequestBase):

@@ -16,6 +16,10 @@ from weir.text_models.checkpoint.onnx_files import wanted_names
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 
+# The process that this one is forked from has loaded it, with other variables: only what it imports itself stays.
+for each in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+    del sys.modules[each]
+
 
 def load(target: str, pickle: str = "") -> str:
     """Read the model's files, and return the directory that has them."""

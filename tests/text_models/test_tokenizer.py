@@ -213,8 +213,8 @@ def test_a_megabyte_in_one_text(tokenizer: Tokenizer) -> None:
 
 
 MILLIONS = {
-    "Chinese": "\u6c34\u706b" * 2_500_000, "a word": "x" * 5_000_000, "spaces": " " * 5_000_000 + "do it", "a space at last": "\u6c34" * 5_000_000 + " it do",
-    "words": "do it " * 800_000, "signs": "\u2603" * 5_000_000, "dots": "." * 5_000_000, "a word behind": "do it " + "ab" * 2_500_000,
+    "Chinese": "\u6c34\u706b" * 1_000_000, "a word": "x" * 2_000_000, "spaces": " " * 2_000_000 + "do it", "a space at last": "\u6c34" * 2_000_000 + " it do",
+    "words": "do it " * 320_000, "signs": "\u2603" * 2_000_000, "dots": "." * 2_000_000, "a word behind": "do it " + "ab" * 1_000_000,
 }  # fmt: skip
 
 

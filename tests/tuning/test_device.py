@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.policy.banks import bank, promised
+from tests.workers.models import Echo
 
 import weir
 from weir.batching.batcher import Batcher
@@ -197,24 +198,19 @@ def test_a_group_has_one_order() -> None:
         groups.group("gpu0", "fair")
 
 
-class Same(weir.Model):
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
-
-
 @pytest.mark.parametrize("pooled", [False, True])
 def test_services_of_a_program_take_turns_in_the_solved_order(*, pooled: bool) -> None:
     async def main() -> None:
         group, executor = weir.device_group("gpu0"), SharedPool().member if pooled else "thread"
         settings: dict[str, Any] = {"executor": executor, "max_batch_size": 8, "device": group}
         async with (
-            weir.Service(Same, policy=SolvedPolicy(bank()), **settings) as first,
-            weir.Service(Same, name="second", policy=SolvedPolicy(bank()), **settings) as second,
+            weir.Service(Echo, policy=SolvedPolicy(bank()), **settings) as first,
+            weir.Service(Echo, name="second", policy=SolvedPolicy(bank()), **settings) as second,
         ):
             while "limit" not in first.explain_policy()["device"]:
                 assert list(await asyncio.gather(first.infer(1), second.infer(2))) == [1, 2]
             device = second.explain_policy()["device"]
-            assert (device["group"], [each["model"] for each in device["models"]]) == ("gpu0", ["same", "second"])
+            assert (device["group"], [each["model"] for each in device["models"]]) == ("gpu0", ["echo", "second"])
             assert 0.0 < device["share"] < 1.0
             pids = [{state.pid for state in each.executor.states()} for each in (first, second)]
             assert (pids[0] == pids[1] and os.getpid() not in pids[0]) == pooled
@@ -229,7 +225,7 @@ def test_services_of_a_program_take_turns_in_the_solved_order(*, pooled: bool) -
 def test_models_of_a_group_share_one_pool_or_none() -> None:
     def made(group: DeviceGroup | None, pool: SharedPool | None) -> weir.Service:
         executor = "process" if pool is None else pool.member
-        return weir.Service(Same, executor=executor, device=group, policy="greedy")
+        return weir.Service(Echo, executor=executor, device=group, policy="greedy")
 
     pool, group = SharedPool(), DeviceGroup("gpu0", order="oldest")
     assert made(group, pool).generation.shares_workers
@@ -242,13 +238,13 @@ def test_models_of_a_group_share_one_pool_or_none() -> None:
         made(DeviceGroup("gpu0", order="oldest"), pool)
 
 
-class Grouped(Same):
+class Grouped(Echo):
     device_group = "gpu0"
 
 
 @pytest.mark.parametrize(
     ("model", "settings"),
-    [(Grouped, {}), (Same, {"device_group": "gpu0"}), (Same, {"device": DeviceGroup("gpu1"), "device_group": "gpu0"})],
+    [(Grouped, {}), (Echo, {"device_group": "gpu0"}), (Echo, {"device": DeviceGroup("gpu1"), "device_group": "gpu0"})],
 )
 def test_a_service_of_a_program_that_would_take_no_turns_is_refused(model: Any, settings: dict[str, Any]) -> None:
     way_out = r"in a program, give all models of the group device=weir.device_group\('gpu0'\)"
@@ -280,4 +276,4 @@ def test_the_models_of_an_application_take_turns_by_a_setting() -> None:
 def test_a_group_of_a_program_refuses_workers_that_cannot_take_turns() -> None:
     error = r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number of workers"
     with pytest.raises(SettingsError, match=error):
-        weir.Service(Same, device=weir.device_group("gpu0", "oldest"), policy="greedy", workers="1..3")
+        weir.Service(Echo, device=weir.device_group("gpu0", "oldest"), policy="greedy", workers="1..3")

@@ -20,7 +20,7 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.testing import FakeExecutor
 
 # Solves take seconds of processor time, and minutes where other work takes both processors.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("quick_solves")]
 
 
 class Timed(weir.Model):

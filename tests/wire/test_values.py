@@ -24,7 +24,7 @@ from weir.wire.values import decode, encode, half_in, split, without_halves
 
 def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return lists and objects of these, of themselves, and these alone."""
-    return st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    return st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30)
 
 
 simple = (
@@ -39,7 +39,7 @@ anything = nested(simple)
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
 @settings(max_examples=50)
-@given(items=st.lists(anything))
+@given(items=st.lists(anything, max_size=5))
 def test_a_list_comes_back_whole_and_split_into_its_items(content_type: str, items: list[Any]) -> None:
     body = encode(items, content_type)
     assert decode(body, content_type) == items

@@ -25,7 +25,7 @@ async def main():
     async with weir.Service(Spin, workers=2, max_batch_size=1, policy="greedy") as service:
         calls = [service.infer(b"x" * 100_000) for _ in range(2)]
         while service.state(brief=True)["in_flight_batches"] < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         print(*(state.pid for state in service.executor.states()), flush=True)
         await asyncio.gather(*calls)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.rings import spread
 from tests.served import Served, serving
+from tests.workers.models import Echo
 
 from weir.batching.workers import ORDERS, REASONS
 from weir.catalog.chains import Chain
@@ -107,14 +108,10 @@ async def test_each_model_adds_and_removes_workers_of_its_own(tmp_path: Path) ->
 
 
 async def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
-    class Busy(Model):
-        def predict(self, batch: list[Any]) -> list[Any]:
-            return batch
-
     group = DeviceGroup("gpu0")
     async with (
-        Service(Busy, device=group, policy="greedy", bulk_workers=1) as first,
-        Service(Busy, name="second", device=group, policy="greedy") as second,
+        Service(Echo, device=group, policy="greedy", bulk_workers=1) as first,
+        Service(Echo, name="second", device=group, policy="greedy") as second,
     ):
         assert capabilities_of(first.executor).start_bulk_workers is not None and first.generation.shares_workers
         work = [first.infer(number, priority=-1) for number in range(20)]

@@ -94,7 +94,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("run", "depth", "kills"),
-    [*spread([(uvloop.run, 2, 20), (asyncio.run, 1, 20)]), pytest.param(uvloop.run, 2, 1000, marks=SOAK)],
+    [*spread([(uvloop.run, 2, 8), (asyncio.run, 1, 8)]), pytest.param(uvloop.run, 2, 1000, marks=SOAK)],
 )
 def test_every_batch_is_answered_or_lost_and_nothing_is_leaked(
     run: Callable[[Any], None], depth: int, kills: int

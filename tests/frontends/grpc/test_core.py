@@ -12,8 +12,9 @@ import grpc
 import pytest
 from tests.frontends.grpc.kit import FRONTS, INFER, PREFACE, Rig, item, make_request, refuses, serving
 from tests.frontends.http.sockets import until
+from tests.workers.models import Echo
 
-from weir import Model, Service
+from weir import Service
 from weir.errors import RequestTimeout, WeirError
 from weir.frontends.grpc import core as tested
 from weir.frontends.grpc.aio import AioCore
@@ -261,13 +262,6 @@ async def test_who_says_nothing_or_does_nothing_is_let_go() -> None:
             writer.close()
 
         await asyncio.gather(*[let_go(sent) for sent in (b"", PREFACE[:8], PREFACE)])
-
-
-class Echo(Model):
-    """Answers with what it gets."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
 
 
 def large(size: int) -> bytes:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 import uvloop
-from tests.served import TEST_FRONTS
+from tests.served import TEST_FRONTS, until
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import RenderMetrics, make_app
@@ -57,10 +56,7 @@ class Running:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return when `condition`, asked again and again in the server's loop, holds."""
-        end = time.monotonic() + 30
-        while not self.call(condition):
-            if time.monotonic() > end:
-                raise TimeoutError("the condition did not come to hold within 30 s")
+        until(lambda: self.call(condition), 30.0)
 
     def connect(self) -> socket.socket:
         """Return a new connection."""

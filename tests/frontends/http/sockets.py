@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ class Client:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when `condition`, asked in each turn of the loop, holds."""
+    """Return when `condition` holds: it is asked in each of the next turns of the loop, then every millisecond."""
     async with asyncio.timeout(100):
-        while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
-            await asyncio.sleep(0)
+        for turn in count():
+            if condition():
+                return
+            await asyncio.sleep(0.0 if turn < 100 else 0.001)

@@ -12,8 +12,10 @@ from tests.described import answer_faults, body_faults
 from tests.frontends.http.models import Echo, Square
 from tests.frontends.http.servers import Running, Serve
 from tests.rings import subcases
+from tests.tuning.banks import QuickSolver
 
 import weir
+from weir import tuning
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
 from weir.frontends.http.application import code_of, held, make_app, make_exposition
@@ -360,7 +362,8 @@ def test_a_solved_policy_says_what_it_goes_by(serve: Serve) -> None:
     assert (policy["drift"], policy["objective"]) == ({"factor": 1.0}, None)
 
 
-def test_prices_can_be_changed_and_metrics_show_it(serve: Serve) -> None:
+def test_prices_can_be_changed_and_metrics_show_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "Solver", QuickSolver)
     metrics = Metrics()
     service, rule = solved(observers=[metrics]), squares(name="rule", observers=[metrics])
     server = serve(service, rule, metrics=make_exposition(metrics, Registry([service, rule])).render)

@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
+from tests.served import until
 from tests.text_server.bert_as_service.hashing import Hashing
 
 from weir.client import EmbeddingClient
@@ -88,7 +88,4 @@ class Opened:
 
     def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
         """Return when something holds, seen from the frontend's loop."""
-        until = time.monotonic() + seconds
-        while not self.call(holds):
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(lambda: self.call(holds), seconds)

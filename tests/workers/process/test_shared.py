@@ -4,13 +4,14 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.serving.kit import until
 from tests.workers.models import Doubles, DoublesInPlace, Reports, ReportsToo, Unloadable, WithoutWeights
 
 from weir.catalog.loading import load_target
@@ -53,11 +54,6 @@ def pipe(folder: Path, name: str) -> str:
 
 def batches(of: Service) -> int:
     return int(of.state(brief=True)["in_flight_batches"])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(0)
 
 
 async def let_go(path: str, *waiting: "asyncio.Future[Any]") -> None:

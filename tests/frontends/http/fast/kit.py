@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
+from tests.workers.models import Square as Square
+
 from weir.catalog.registry import Registry
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.handover import HandOver
@@ -20,13 +22,6 @@ from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
 
 GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
 CHUNKED = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n3\r\n0\r\n\r\n"
-
-
-class Square(Model):
-    """Squares numbers."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return [x * x for x in batch]
 
 
 def squared(batch: list[Any]) -> list[Any]:
