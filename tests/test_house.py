@@ -121,7 +121,6 @@ LONG_SIGNATURES = {
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,
     "weir.commands.bench.bench": FLAGS,
     "weir.commands.embed.benchmark": FLAGS,
-    "weir.commands.simulate.simulate": FLAGS,
     "weir.commands.solve.solve": FLAGS,
     "weir.messages.Dispatch.__init__": HOT,
     "weir.serving.service.Service.__init__": KEYWORDS,

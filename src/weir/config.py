@@ -279,3 +279,12 @@ def parse_duration(text: str) -> float:
         if text.endswith(unit):
             return float(text.removesuffix(unit)) / count  # 5ms is 0.005, as multiplication by 0.001 would not give
     return float(text)
+
+
+def _is_duration(text: str) -> bool:
+    with suppress(ValueError):
+        return parse_duration(text) > 0.0
+    return False
+
+
+DURATION: Rule = (_is_duration, "must be a duration greater than 0, such as 20ms")

@@ -419,7 +419,9 @@ async def run_bench(
         numbers, count = itertools.count(), load.rounds * len(targets)
         with _without_pauses():
             for index in range(load.rounds):
-                for target in _turned(targets, index):
+                first = index % len(targets)
+                # Another one begins in each round: the first may find the machine in another state.
+                for target in (*targets[first:], *targets[:first]):
                     shown = partial(watch, TargetTurn(target.name, next(numbers), count, load.round_seconds))
                     rounds[target.name].append(await run_round(target, load, index, clock=clock, watch=shown))
     outcomes = {
@@ -427,12 +429,6 @@ async def run_bench(
         for target in targets
     }
     return _report(load, settings, outcomes)
-
-
-def _turned(targets: Sequence[Target], index: int) -> list[Target]:
-    """Return the targets, beginning with another one in each round: the first one may find the machine in another state."""
-    first = index % len(targets)
-    return [*targets[first:], *targets[:first]]
 
 
 @contextmanager

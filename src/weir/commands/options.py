@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,8 +21,18 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from weir.config import Checked, setting
 from weir.errors import SettingsError, add_extra
-from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings, value_of
+from weir.settings import (
+    MODELS,
+    Declared,
+    ServerKind,
+    Settings,
+    declared_by,
+    declared_settings,
+    read_settings,
+    value_of,
+)
 from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
 
 if TYPE_CHECKING:
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from weir.catalog.sources import ModelToServe
+    from weir.policy.cost.objective import Prices
 
 
 # The settings that `--help` shows, with an example of each; the others follow by --help=all, a heading or a word.
@@ -71,6 +83,34 @@ def with_declared(*declared: Declared) -> Callable[[Callable[..., Any]], Callabl
         return with_signature(command, [first, *map(_declared, declared), *others])
 
     return decorate
+
+
+@dataclass(frozen=True)
+class WeightSettings(Checked):
+    """What a policy is solved for."""
+
+    latency_weight: float = setting(1.0, "weight of a millisecond of mean response time")
+    energy_weight: float = setting(1.0, "weight of a watt of mean power")
+    reference_rate: float | None = setting(
+        None,
+        "arrival rate at which the weights hold, in rows per second; at other rates a waiting request costs the same",
+    )
+    latency_objective: str | None = setting(
+        None,
+        "objective instead of weights: p99=20ms keeps that latency with the least energy, by which policies are then compared; "
+        "in-time=20ms answers as many requests as possible in time",
+        metavar="pNN=DURATION",
+    )
+
+    @property
+    def prices(self) -> "Prices":
+        """The weights. Raises SettingsError."""
+        from weir.policy.cost.objective import Prices
+
+        return Prices(self.latency_weight, self.energy_weight, self.reference_rate)
+
+
+WEIGHTS = declared_by(WeightSettings, "Weights")
 
 
 def values_of(declared: Iterable[Declared], options: Mapping[str, list[Any] | None]) -> dict[str, Any]:

@@ -1,18 +1,32 @@
 """`weir simulate`: compares policies in virtual time."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_json
+from weir.commands.options import (
+    STDOUT,
+    WEIGHTS,
+    WeightSettings,
+    check_results,
+    flag,
+    print_table,
+    progress_bar,
+    values_of,
+    with_declared,
+    write_json,
+)
+from weir.config import DURATION, Checked, parse_duration, setting
 from weir.errors import SettingsError
 from weir.figures import short
+from weir.settings import declared_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from weir.batching.settings import BatchingSettings
     from weir.policy.cost.profile import Profile
     from weir.simulation.device import OrdersComparison
     from weir.simulation.results import Comparison
@@ -21,89 +35,82 @@ if TYPE_CHECKING:
     Table = list[list[str]]  # the names of columns, and rows
 
 _PROFILES = "Profile written by `weir profile`; several are models that share a device, whose orders are compared."
-_ORDERS = "With several profiles: orders, separated by commas (default: solved,longest,oldest,fair)."
-_POLICIES = (
-    "Policies, separated by commas: smdp (solved for this profile), a policy file (.npz), or any that `weir serve` takes "
-    "(default: smdp,greedy)."
-)
-_ARRIVALS = (
-    "When requests arrive: a process with its load as a share of the workers' capacity (poisson:0.7), or with its rate in "
-    "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE "
-    "(default: poisson:0.7). With several profiles, once for each."
-)
-_SCALING = (
-    "Rules for the number of workers, separated by commas: weir (as a server decides), or a number that stays, as in fixed:8 "
-    "(default: weir)."
-)
-_DELAY = "Longest time that a policy may hold a request back, such as 100ms (default: no limit)."
-_WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "Autoscaling", "Weights", "Result"
 
 
+def _duration(default: str | None, help: str) -> Any:
+    return setting(default, help, metavar="DURATION", rule=DURATION)
+
+
+@dataclass(frozen=True)
+class SimulationSettings(Checked):
+    """What is simulated. Durations are texts with a unit."""
+
+    policy: list[str] = setting(
+        [],
+        "policies, separated by commas: smdp (solved for this profile), a policy file (.npz), or any that `weir serve` takes "
+        "(default: smdp,greedy)",
+        metavar="POLICY",
+    )
+    arrivals: list[str] = setting(
+        [],
+        "when requests arrive: a process with its load as a share of the workers' capacity (poisson:0.7), or with its rate in "
+        "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE "
+        "(default: poisson:0.7). With several profiles, once for each",
+    )
+    workers: str = setting(
+        "1",
+        "workers that share the queue; with a range, such as 1..16, scaling rules choose the number",
+        metavar="N or N..M",
+    )
+    requests: int | None = setting(None, "requests to simulate (default: 100000, or all of a trace)")
+    seed: int = setting(1, "seed of random arrivals and service times")
+    warm_up: float = setting(0.1, "share of the requests, at the start, that is not counted")
+    deadline: str | None = _duration(None, "timeout of each request, such as 50ms (default: none)")
+    bulk: int = setting(0, "rows of bulk work queued at the start, in addition to the arrivals")
+    bulk_delay: str | None = _duration(None, "time by which bulk work may delay a request (default: as in weir serve)")
+    max_queue_delay: str | None = _duration(
+        None, "longest time that a policy may hold a request back, such as 100ms (default: no limit)"
+    )
+    device_order: str | None = setting(
+        None,
+        "with several profiles: orders, separated by commas (default: solved,longest,oldest,fair)",
+        metavar="ORDER",
+    )
+
+
+@dataclass(frozen=True)
+class ScalingSettings(Checked):
+    """How the number of workers changes."""
+
+    scaling: list[str] = setting(
+        [],
+        "rules for the number of workers, separated by commas: weir (as a server decides), or a number that stays, as in fixed:8 "
+        "(default: weir)",
+        metavar="RULE",
+    )
+    start_up_time: str = _duration("10s", "time that a worker takes to start")
+    target_load: float | None = setting(
+        None,
+        "maximum share of the workers' capacity to use (default: what the latency objective allows, or the knee of the cost)",
+    )
+    scale_to_zero_after: str = _duration(
+        "60s", "with a range from 0: time without requests after which all workers stop"
+    )
+
+
+_SIMULATION = declared_by(SimulationSettings, "Simulation")
+_SCALING = declared_by(ScalingSettings, "Autoscaling")
+_RULES = [each.name for each in _SCALING]
+# What only a simulation of one profile has.
+_SINGLE = ("policy", "bulk", "bulk_delay", "reference_rate", "latency_objective", "figure", *_RULES)
+
+
+@with_declared(*_SIMULATION, *WEIGHTS, *_SCALING)
 def simulate(
     profile: Annotated[list[Path], typer.Argument(metavar="PROFILE...", help=_PROFILES)],
-    policy: Annotated[list[str] | None, flag(_POLICIES, _WHAT, metavar="POLICY")] = None,
-    arrivals: Annotated[list[str] | None, flag(_ARRIVALS, _WHAT)] = None,
-    workers: Annotated[
-        str,
-        flag(
-            "Workers that share the queue; with a range, such as 1..16, scaling rules choose the number.",
-            _WHAT,
-            metavar="N or N..M",
-        ),
-    ] = "1",
-    requests: Annotated[int | None, flag("Requests to simulate (default: 100000, or all of a trace).", _WHAT)] = None,
-    seed: Annotated[int, flag("Seed of random arrivals and service times.", _WHAT)] = 1,
-    warm_up: Annotated[float, flag("Share of the requests, at the start, that is not counted.", _WHAT)] = 0.1,
-    deadline: Annotated[
-        str | None, flag("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
-    ] = None,
-    bulk: Annotated[int, flag("Rows of bulk work queued at the start, in addition to the arrivals.", _WHAT)] = 0,
-    bulk_delay: Annotated[
-        str | None,
-        flag("Time by which bulk work may delay a request (default: as in weir serve).", _WHAT, metavar="DURATION"),
-    ] = None,
-    max_queue_delay: Annotated[str | None, flag(_DELAY, _WHAT, metavar="DURATION")] = None,
-    latency_weight: Annotated[float, flag("Weight of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, flag("Weight of a watt of mean power.", _PRICES)] = 1.0,
-    reference_rate: Annotated[
-        float | None,
-        flag(
-            "Arrival rate at which the weights hold, in rows per second; at other rates a waiting request costs the same.",
-            _PRICES,
-        ),
-    ] = None,
-    latency_objective: Annotated[
-        str | None,
-        flag(
-            "Objective instead of weights, such as p99=20ms: smdp is solved for it with the least energy, and policies are "
-            "compared by power.",
-            _PRICES,
-            metavar="pNN=DURATION",
-        ),
-    ] = None,
-    scaling: Annotated[list[str] | None, flag(_SCALING, _WORKERS, metavar="RULE")] = None,
-    start_up_time: Annotated[
-        str | None, flag("Time that a worker takes to start (default: 10s).", _WORKERS, metavar="DURATION")
-    ] = None,
-    target_load: Annotated[
-        float | None,
-        flag(
-            "Maximum share of the workers' capacity to use (default: what the latency objective allows, or "
-            "the knee of the cost).",
-            _WORKERS,
-        ),
-    ] = None,
-    scale_to_zero_after: Annotated[
-        str | None,
-        flag(
-            "With a range from 0: time without requests after which all workers stop (default: 60s).",
-            _WORKERS,
-            metavar="DURATION",
-        ),
-    ] = None,
-    device_order: Annotated[str | None, flag(_ORDERS, _WHAT, metavar="ORDER")] = None,
-    json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", "Result")] = None,
+    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", "Result")] = None,
+    **options: list[Any] | None,
 ) -> None:
     """Compare policies on the same simulated arrivals, with the server's own batcher.
 
@@ -115,74 +122,74 @@ def simulate(
     from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import read_profile
-    from weir.policy.scaling import WorkerRange
-    from weir.simulation.simulator import settings_for, split_policies
-    from weir.simulation.simulator import simulate as compare
 
-    ranged = {
-        "scaling": scaling,
-        "start-up-time": start_up_time,
-        "target-load": target_load,
-        "scale-to-zero-after": scale_to_zero_after,
-    }
+    given = {name: texts for name, texts in {**options, "figure": figure and [figure]}.items() if texts}
+    settings = SimulationSettings(**values_of(_SIMULATION, options))
+    weights = WeightSettings(**values_of(WEIGHTS, options))
+    scaling = ScalingSettings(**values_of(_SCALING, options))
     if len(profile) > 1:
-        single = {
-            "policy": policy,
-            "bulk": bulk or None,
-            "bulk-delay": bulk_delay,
-            "reference-rate": reference_rate,
-            "latency-objective": latency_objective,
-            **ranged,
-            "figure": figure,
-        }
-        _refuse(single, f"is for one profile, and {len(profile)} are given")
+        _refuse(given, _SINGLE, f"is for one profile, and {len(profile)} are given")
         check_results(json)
-        _compare_orders(
-            profile, arrivals or [], device_order, json, prices=Prices(latency_weight, energy_weight), workers=workers,
-            requests=requests or 50_000, seed=seed, warm_up=warm_up, deadline=_seconds("deadline", deadline),
-            max_queue_delay=_seconds("max-queue-delay", max_queue_delay),
-        )  # fmt: skip
+        _compare_orders(profile, settings, weights, json)
         return
-    _refuse({"device-order": device_order}, "needs several profiles: models that share a device")
-    if len(arrivals or []) > 1:
-        raise SettingsError(f"--arrivals: given {len(arrivals or [])} times for one profile; must be given once")
-    measured, stream = read_profile(profile[0]), (arrivals or ["poisson:0.7"])[0]
-    settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
-    settings = settings if delay is None else replace(settings, max_queue_delay=delay)
-    prices = Prices(latency_weight, energy_weight, reference_rate)
-    settings = replace(settings, bulk_delay=_seconds("bulk-delay", bulk_delay))
+    _refuse(given, ("device_order",), "needs several profiles: models that share a device")
+    if len(settings.arrivals) > 1:
+        raise SettingsError(f"--arrivals: given {len(settings.arrivals)} times for one profile; must be given once")
     check_results(json, figure=figure)
-    allowed = WorkerRange.parse(workers)
-    if ".." not in workers:
-        _refuse(ranged, "needs a range of workers, as in --workers 1..16")
-        named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
-        with progress_bar("simulating") as bar:
-            compared = compare(
-                measured, named, stream, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
-                prices=prices, settings=settings, deadline=_seconds("deadline", deadline),
-                latency_objective=latency_objective, bulk=bulk, progress=lambda what, done, whole: bar(done, whole, what),
-            )  # fmt: skip
-        if figure is not None:
-            from weir.commands.drawings import draw
+    measured = read_profile(profile[0])
+    if ".." in settings.workers:
+        _refuse(given, ("bulk",), "needs a fixed number of workers, as in --workers 4")
+        _compare_rules(measured, settings, scaling, weights, json, figure)
+    else:
+        _refuse(given, _RULES, "needs a range of workers, as in --workers 1..16")
+        _compare_policies(measured, settings, weights, json, figure)
 
-            draw(compared, figure)
-        _write(compared, json, compared.table)
-        return
+
+def _compare_policies(
+    profile: "Profile", settings: SimulationSettings, weights: WeightSettings, json: Path | None, figure: Path | None
+) -> None:
+    from weir.policy.scaling import WorkerRange
+    from weir.simulation.simulator import simulate as compare
+    from weir.simulation.simulator import split_policies
+
+    batching, workers = _batching(profile, settings), WorkerRange.parse(settings.workers).most
+    named = [each for text in settings.policy or ["smdp,greedy"] for each in split_policies(text)]
+    with progress_bar("simulating") as bar:
+        compared = compare(
+            profile, named, _arrivals(settings), workers=workers, requests=settings.requests, seed=settings.seed,
+            warm_up=settings.warm_up, prices=weights.prices, settings=batching, deadline=_seconds(settings.deadline),
+            latency_objective=weights.latency_objective, bulk=settings.bulk, progress=lambda what, done, whole: bar(done, whole, what),
+        )  # fmt: skip
+    if figure is not None:
+        from weir.commands.drawings import draw
+
+        draw(compared, figure)
+    _write(compared, json, compared.table)
+
+
+def _compare_rules(
+    profile: "Profile",
+    settings: SimulationSettings,
+    scaling: ScalingSettings,
+    weights: WeightSettings,
+    json: Path | None,
+    figure: Path | None,
+) -> None:
     from weir.simulation.scaling import simulate_scaling
+    from weir.simulation.simulator import split_policies
 
-    _refuse({"bulk": bulk or None}, "needs a fixed number of workers, as in --workers 4")
-    if len(policy or []) > 1:
-        raise SettingsError(f"--policy: given {len(policy or [])} times; with a range of workers there is one policy")
-    rules = [each for text in scaling or ["weir"] for each in split_policies(text, "scaling")]
+    policies = settings.policy
+    if len(policies) > 1:
+        raise SettingsError(f"--policy: given {len(policies)} times; with a range of workers there is one policy")
+    rules = [each for text in scaling.scaling or ["weir"] for each in split_policies(text, "scaling")]
     with progress_bar("simulating") as bar:
         scaled = simulate_scaling(
-            measured, rules, stream, workers=allowed, start_up=_seconds("start-up-time", start_up_time) or 10.0,
-            requests=requests, seed=seed, warm_up=warm_up, policy=policy[0] if policy else "greedy", prices=prices,
-            objective=latency_objective, target_load=target_load, deadline=_seconds("deadline", deadline),
-            idle_after=_seconds("scale-to-zero-after", scale_to_zero_after) or 60.0, settings=settings,
-            progress=lambda what, done, whole: bar(done, whole, what),
+            profile, rules, _arrivals(settings), workers=settings.workers, start_up=parse_duration(scaling.start_up_time),
+            requests=settings.requests, seed=settings.seed, warm_up=settings.warm_up, policy=policies[0] if policies else "greedy",
+            prices=weights.prices, objective=weights.latency_objective, target_load=scaling.target_load,
+            deadline=_seconds(settings.deadline), idle_after=parse_duration(scaling.scale_to_zero_after),
+            settings=_batching(profile, settings), progress=lambda what, done, whole: bar(done, whole, what),
         )  # fmt: skip
     if figure is not None:
         from weir.commands.drawings import draw_scaling
@@ -191,33 +198,44 @@ def simulate(
     _write(scaled, json, lambda: _scaling_table(scaled))
 
 
-def _refuse(options: "Mapping[str, Any]", why: str) -> None:
-    """Raise SettingsError if one of `options` is given."""
-    for key, value in options.items():
-        if value is not None:
-            raise SettingsError(f"--{key}={','.join(value) if isinstance(value, list) else value}: {why}")
+def _seconds(duration: str | None) -> float | None:
+    return None if duration is None else parse_duration(duration)
+
+
+def _arrivals(settings: SimulationSettings) -> str:
+    return settings.arrivals[0] if settings.arrivals else "poisson:0.7"
+
+
+def _batching(profile: "Profile", settings: SimulationSettings) -> "BatchingSettings":
+    from weir.simulation.simulator import settings_for
+
+    batching = replace(settings_for(profile), bulk_delay=_seconds(settings.bulk_delay))
+    delay = _seconds(settings.max_queue_delay)
+    return batching if delay is None else replace(batching, max_queue_delay=delay)
+
+
+def _refuse(given: "Mapping[str, list[Any]]", names: "Sequence[str]", why: str) -> None:
+    """Raise SettingsError if one of the settings `names` is `given`."""
+    for name in names:
+        if name in given:
+            raise SettingsError(f"--{name.replace('_', '-')}={','.join(map(str, given[name]))}: {why}")
 
 
 def _compare_orders(
-    paths: "Sequence[Path]",
-    arrivals: "Sequence[str]",
-    orders: str | None,
-    json: Path | None,
-    *,
-    workers: str,
-    **rest: Any,
+    paths: "Sequence[Path]", settings: SimulationSettings, weights: WeightSettings, json: Path | None
 ) -> None:
     from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
     from weir.policy.cost.profile import read_profile
     from weir.simulation.device import compare_orders
 
+    workers, requests = settings.workers, settings.requests or 50_000
     if not workers.isdecimal() or workers == "0":
         raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")
-    if rest["seed"] < 0 or not 0.0 <= rest["warm_up"] < 1.0 or rest["requests"] < 1:
+    if settings.seed < 0 or not 0.0 <= settings.warm_up < 1.0 or requests < 1:
         raise SettingsError(
-            f"--seed={rest['seed']}, --warm-up={rest['warm_up']}, --requests={rest['requests']}: must be 0 or more, from 0 to below 1, and 1 or more"
+            f"--seed={settings.seed}, --warm-up={settings.warm_up}, --requests={requests}: must be 0 or more, from 0 to below 1, and 1 or more"
         )
-    named = (orders or ",".join((SOLVED, LONGEST, OLDEST, FAIR))).split(",")
+    named = (settings.device_order or ",".join((SOLVED, LONGEST, OLDEST, FAIR))).split(",")
     for order in named:
         if order not in ORDERS:
             raise SettingsError(f"--device-order={order}: must be one of {', '.join(ORDERS)}")
@@ -227,23 +245,11 @@ def _compare_orders(
         same = sum(each.partition(" ")[0] == name for each in profiles)
         profiles[f"{name} {same + 1}" if same else name] = read_profile(path)
     compared = compare_orders(
-        profiles, arrivals or [f"poisson:{0.7 / len(paths):.3g}"] * len(paths), named, workers=int(workers), **rest
-    )
+        profiles, settings.arrivals or [f"poisson:{0.7 / len(paths):.3g}"] * len(paths), named, prices=weights.prices,
+        requests=requests, workers=int(workers), seed=settings.seed, warm_up=settings.warm_up,
+        deadline=_seconds(settings.deadline), max_queue_delay=_seconds(settings.max_queue_delay),
+    )  # fmt: skip
     _write(compared, json, lambda: _orders_table(compared), texts=2)
-
-
-def _seconds(key: str, text: str | None) -> float | None:
-    from weir.config import parse_duration
-
-    if text is None:
-        return None
-    try:
-        seconds = parse_duration(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0.0:
-        raise SettingsError(f"--{key}={text}: must be a duration greater than 0, such as 20ms")
-    return seconds
 
 
 def _orders_table(compared: "OrdersComparison") -> "Table":

@@ -10,7 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically, write_json
+from weir.commands.options import (
+    STDOUT,
+    WEIGHTS,
+    WeightSettings,
+    check_results,
+    flag,
+    print_table,
+    progress_bar,
+    values_of,
+    with_declared,
+    write_atomically,
+    write_json,
+)
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -19,29 +31,13 @@ if TYPE_CHECKING:
     from weir.simulation.banks import Beside
 
 
-_PRICES, _SERVED, _ONE, _RESULT = "Weights", "Server", "One rate only", "Result"
+_SERVED, _ONE, _RESULT = "Server", "One rate only", "Result"
 
 
+@with_declared(*WEIGHTS)
 def solve(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
     output: Annotated[Path | None, flag("File to write (default: NAME.policy.npz).", _RESULT, "--output", "-o")] = None,
-    latency_weight: Annotated[float, flag("Weight of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, flag("Weight of a watt of mean power.", _PRICES)] = 1.0,
-    reference_rate: Annotated[
-        float | None,
-        flag(
-            "Arrival rate at which the weights hold, in rows per second; at other rates a waiting request costs the same.",
-            _PRICES,
-        ),
-    ] = None,
-    latency_objective: Annotated[
-        str | None,
-        flag(
-            "Objective instead of weights: p99=20ms keeps that latency with the least energy; in-time=20ms answers as many requests as possible in time.",
-            _PRICES,
-            metavar="pNN=DURATION",
-        ),
-    ] = None,
     workers: Annotated[int, flag("Workers that share the queue.", _SERVED)] = 1,
     max_batch_size: Annotated[int | None, flag("Largest batch in rows (default: the profile's).", _SERVED)] = None,
     seed: Annotated[int, flag("Seed of the simulations for several workers or a latency objective.", _SERVED)] = 1,
@@ -52,6 +48,7 @@ def solve(
     values: Annotated[bool, flag("Also print the relative values.", _ONE, "--values")] = False,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
+    **options: list[Any] | None,
 ) -> None:
     """Solve for the batching policy with the least cost, and write the policy file for `weir serve --policy`.
 
@@ -61,30 +58,21 @@ def solve(
     from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import read_profile
 
+    weights = WeightSettings(**values_of(WEIGHTS, options))
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)
     check_results(json, figure=figure)
     if rate is not None:
-        _refuse_with_rate(output, workers, latency_objective, figure)
-        prices = Prices(latency_weight, energy_weight, reference_rate)
-        _solve_one(measured, rate, prices, values, json)
+        _refuse_with_rate(output, workers, weights.latency_objective, figure)
+        _solve_one(measured, rate, weights.prices, values, json)
         return
     if values:
         raise SettingsError("--values: needs --rate")
     path = output or profile.with_name(profile.name.removesuffix(".toml").removesuffix(".profile") + ".policy.npz")
     check_results(path)
-    arguments = {
-        "latency_weight": latency_weight,
-        "energy_weight": energy_weight,
-        "reference_rate": reference_rate,
-        "workers": workers,
-        "latency_objective": latency_objective,
-        "seed": seed,
-    }
-    _solve_bank(measured, arguments, path, json, figure)
+    _solve_bank(measured, {**vars(weights), "workers": workers, "seed": seed}, path, json, figure)
 
 
 def _refuse_with_rate(output: Path | None, workers: int, objective: str | None, figure: Path | None) -> None:
@@ -166,11 +154,7 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
         "capacity": bank.capacity,
         "workers": bank.workers,
         "objective": str(bank.objective) if bank.objective else None,
-        "prices": {
-            "latency_weight": bank.prices.latency_weight,
-            "energy_weight": bank.prices.energy_weight,
-            "reference_rate": bank.prices.reference_rate,
-        },
+        "prices": vars(bank.prices),
         "rates": rows,
     }
 

@@ -175,6 +175,7 @@ class PolicyTuner(SilentObserver):
         reason, seconds: the reason of the last swap, and how long solving took.
         failures: the number of failed tries to solve.
         error: why the last try failed; "" if it succeeded.
+        solved_for: what the present tables were solved for.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class PolicyTuner(SilentObserver):
         self._solver = solver or SolvingProcess()
         self._banks: OrderedDict[Wanted, Tables] = OrderedDict()
         self._ready: set[int] = set()
-        self._solved_for: Wanted | None = None
+        self.solved_for: Wanted | None = None
         self._refused: Wanted | None = None  # the solver has refused it, and would do so again
         self._cause = "workers"
         self._updating: asyncio.Task[None] | None = None
@@ -209,8 +210,8 @@ class PolicyTuner(SilentObserver):
         if policy.bank is not None:
             bank = policy.bank
             self.kinds[0].take(bank.profile)
-            self._solved_for = SolveRequest(bank.profile, self.prices, bank.workers, self.objective)
-            self._remember(self._solved_for, bank)
+            self.solved_for = SolveRequest(bank.profile, self.prices, bank.workers, self.objective)
+            self._remember(self.solved_for, bank)
 
     # The life of a service.
 
@@ -310,7 +311,7 @@ class PolicyTuner(SilentObserver):
     async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
         request = self._request(prices, objective)
         if request is None and self.profile is not None and len(self.kinds) == 1:  # for the workers that come back
-            request = SolveRequest(self.profile, prices, self._solved_for.workers if self._solved_for else 1, objective)
+            request = SolveRequest(self.profile, prices, self.solved_for.workers if self.solved_for else 1, objective)
         if request is not None:
             try:
                 bank, seconds = await self._bank_for(request, LONGEST_CHANGE)
@@ -331,11 +332,6 @@ class PolicyTuner(SilentObserver):
     def solving(self) -> bool:
         """Whether tables are being solved now."""
         return self._solving is not None and not self._solving.done()
-
-    @property
-    def solved_for(self) -> Wanted | None:
-        """What the present tables were solved for."""
-        return self._solved_for
 
     def _wanted(self) -> Wanted | None:
         """Return what the tables should be for; None while there is no profile or no worker."""
@@ -365,13 +361,13 @@ class PolicyTuner(SilentObserver):
             self.policy.expect(self.profile, self.prices)
         if not self._opened or self._changing.locked() or (self._updating is not None and not self._updating.done()):
             return
-        if self._wanted() not in (None, self._solved_for, self._refused):
+        if self._wanted() not in (None, self.solved_for, self._refused):
             self._updating = in_background(self._solve_wanted(), "the solution of a policy")
 
     async def _solve_wanted(self) -> None:
         """Solve the newest request until the tables are for what they should be for."""
         pause = FIRST_PAUSE
-        while self._wanted() not in (None, self._solved_for, self._refused):
+        while self._wanted() not in (None, self.solved_for, self._refused):
             rest = self._rested - self._clock()
             if self._cause == "drift" and rest > 0.0:
                 await self._pause(rest)
@@ -388,7 +384,7 @@ class PolicyTuner(SilentObserver):
                 continue
             pause = FIRST_PAUSE
             self._rested = self._clock() + min(REST * seconds, LONGEST_PAUSE)
-            if self._wanted() != self._solved_for:  # else it has changed back meanwhile
+            if self._wanted() != self.solved_for:  # else it has changed back meanwhile
                 self._swap(request, bank, cause, seconds)
 
     async def _bank_for(self, request: Wanted, limit: float) -> tuple[Tables, float]:
@@ -416,7 +412,7 @@ class PolicyTuner(SilentObserver):
             self.policy.adopt(bank)
             if len(self.kinds) > 1:
                 self.policy.share(None)
-        self._solved_for, self._refused = request, None
+        self.solved_for, self._refused = request, None
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.reason, self.seconds, self.error = reason, seconds, ""
         self._user.policy_changed()
