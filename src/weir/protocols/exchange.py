@@ -21,7 +21,7 @@ from weir.errors import Cancelled, InvalidRequest, ModelNotReady, Unsupported, W
 from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, child_of
 from weir.model import Tensor
 from weir.protocols.access import caller_in
-from weir.protocols.account import charge, charge_answer
+from weir.protocols.account import charge
 from weir.protocols.entries import (
     ItemHead,
     QueueEntry,
@@ -191,7 +191,7 @@ class ModelInference:
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """See Inference."""
         entries = await exchange.read(bytes_to_read(head, body), lambda: item_entries(head, body))
-        exchange.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
+        charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
         gathering = Gathering(exchange, alone=True)
         ended = await end_of(partial(gathering.begin, entries))
         return items_response(head, ended, gathering.dispatch)
@@ -513,18 +513,7 @@ class Exchange:
 
         Raises the WeirErrors that `work` raises.
         """
-        with self:
-            return await off_loop(size_bytes, work)
-
-    def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request needs in addition to its body. Raises what Account.take raises."""
-        with self:
-            charge(size_bytes)
-
-    def charge_answer(self, size_bytes: int) -> None:
-        """Charge the response. Raises what `charge` raises."""
-        with self:
-            charge_answer(size_bytes)
+        return await off_loop(size_bytes, work)
 
     def refused(self, error: WeirError) -> WeirError:
         """Notify the observers of the error that ends the request, unless they know it. Return the error.

@@ -28,7 +28,7 @@ from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, T
 from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, Form, carry
 from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import CALLER_HEADER, CLASS_HEADER, Access, Control
-from weir.protocols.account import Account, charge_values
+from weir.protocols.account import Account, charge, charge_values
 from weir.protocols.data_plane import EXTENSIONS, SHARED_MEMORY, RegionStatus, find
 from weir.protocols.entries import CLASS, QueueEntry, class_offset
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
@@ -596,7 +596,7 @@ class KserveProtocol(_OfContext):
 
         request = await exchange.read(size_to_read(body), read)
         if head.header_length is None:
-            exchange.charge(sum([each.array.nbytes for each in request.inputs]))
+            charge(sum([each.array.nbytes for each in request.inputs]))
         return request
 
     async def _read_generate(self, exchange: Exchange, head: KserveHead, body: bytes) -> InferenceRequest:
@@ -607,7 +607,7 @@ class KserveProtocol(_OfContext):
             return read_generate(body, inputs, head.service.facts.name, head.version)
 
         request = await exchange.read(len(body), read)
-        exchange.charge(sum([each.array.nbytes for each in request.inputs]))
+        charge(sum([each.array.nbytes for each in request.inputs]))
         return request
 
 
@@ -635,7 +635,7 @@ class KserveV1Protocol(_OfContext):
     async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
         """Return the predictions. Raises the first error of an instance."""
         instances = await exchange.read(len(body), partial(_instances, body))
-        exchange.charge(len(instances))
+        charge(len(instances))
         response = await exchange.infer_items(head, instances)
         outputs = []
         for place, output in enumerate(await written(response.size_bytes, response.write)):

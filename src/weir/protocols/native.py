@@ -24,6 +24,7 @@ from weir.errors import (
 from weir.messages import JSON, LONGEST_TIMEOUT, TRACE_FIELD_NAMES, Form, carry
 from weir.protocols import HttpSettings
 from weir.protocols.access import CALLER_HEADER, CLASS_HEADER
+from weir.protocols.account import charge
 from weir.protocols.entries import arrays_size, body_or_error, bytes_to_read, class_offset, item_entries, output_body
 from weir.protocols.exchange import EventSource, Exchange, ItemsResponse, read_parts
 from weir.protocols.offloading import written
@@ -333,7 +334,7 @@ class NativeProtocol:
         (entry,) = await exchange.read(bytes_to_read(head, body), partial(item_entries, head, body))
         if isinstance(entry, WeirError):
             raise entry
-        exchange.charge(arrays_size(entry.payload))
+        charge(arrays_size(entry.payload))
         request = exchange.stream_of(entry)
 
         def failure(error: WeirError) -> bytes:

@@ -513,7 +513,7 @@ class AsgiInference:
             answer = await protocol.answer(exchange, head, body)
             if head.accept_coding and len(answer.body) > self._settings.compress_above:
                 answer = await compressed_off_loop(answer, head.accept_coding)
-            exchange.charge_answer(len(answer.body))
+            charge_answer(len(answer.body))
             return answer
         except Exception as error:
             if isinstance(error, WeirError):

@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, cast
 
@@ -87,6 +88,7 @@ class Limits(NamedTuple):
     message: float
 
 
+@dataclass(eq=False)
 class Port:
     """Listens as a socket of the type "PULL" or "PUB".
 
@@ -99,30 +101,22 @@ class Port:
         on_caught_up: called with each peer that has read all that was sent to it after it was slow.
     """
 
-    def __init__(
-        self,
-        socket_type: str,
-        limits: Limits,
-        drops: Drops,
-        account: Account,
-        on_event: "Callable[[Peer, Event], None]",
-        on_lost: "Callable[[Peer], None]" = lambda peer: None,
-        on_caught_up: "Callable[[Peer], None]" = lambda peer: None,
-    ) -> None:
-        self.on_caught_up = on_caught_up
-        self.socket_type = socket_type
-        self.limits = limits
-        self.drops = drops
-        self.account = account
-        self.on_event = on_event
-        self.on_lost = on_lost
+    socket_type: str
+    limits: Limits
+    drops: Drops
+    account: Account
+    on_event: "Callable[[Peer, Event], None]"
+    on_lost: "Callable[[Peer], None]" = lambda peer: None
+    on_caught_up: "Callable[[Peer], None]" = lambda peer: None
+    held: int = 0
+    paused: bool = False
+
+    def __post_init__(self) -> None:
         self.peers: set[Peer] = set()
-        self.held = 0
-        self.paused = False
         self._held_back: deque[Peer] = deque()  # peers that are not read until the messages of others are complete
         self._server: asyncio.Server | None = None
         self._emptied = asyncio.Event()
-        account.counters.append(lambda: len(self.peers))
+        self.account.counters.append(lambda: len(self.peers))
 
     async def start(self, host: str, port: int, key: str) -> None:
         """Listen. Raises SettingsError naming the setting `key` of the port if the address is in use or invalid."""

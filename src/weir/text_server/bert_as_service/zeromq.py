@@ -355,6 +355,7 @@ class Paced:
             asyncio.get_running_loop().call_soon(self._do_some)
 
 
+@dataclass(eq=False)
 class RequestHandler:
     """Answers requests with the first model of `context`, over `publisher`.
 
@@ -362,32 +363,23 @@ class RequestHandler:
     ended. `in_flight` is the size, in bytes, of the requests under way. While `draining`, requests for vectors are refused.
     """
 
-    def __init__(
-        self,
-        context: EmbeddingContext,
-        settings: ZeroMqSettings,
-        publisher: Publisher,
-        *,
-        status: Status,
-        control: Control,
-        terminate: Callable[[], None],
-        changed: Callable[[], None],
-    ) -> None:
-        self._context = context
-        self._settings = settings
-        self._publisher = publisher
-        self._status = status
-        self._control = control
-        self._terminate = terminate
-        self._changed = changed
-        self._drops, self._account = publisher.drops, publisher.account
-        self._encoder = context.encoder()  # requests do not name a model, so the first one responses
+    context: EmbeddingContext
+    settings: ZeroMqSettings
+    publisher: Publisher
+    status: Status
+    control: Control
+    terminate: Callable[[], None]
+    changed: Callable[[], None]
+    in_flight: int = 0
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self._drops, self._account = self.publisher.drops, self.publisher.account
+        self._encoder = self.context.encoder()  # requests do not name a model, so the first one responds
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
         self._cancels, self._retries = Paced(), Paced()
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
-        self.in_flight = 0
-        self.draining = False
 
     def received(self, message: Received, peer: str) -> None:
         """Handle a message from the address `peer`. A message that is not a request is dropped; any other gets a response."""
@@ -412,7 +404,7 @@ class RequestHandler:
 
     def _start(self, request: ZeroMqRequest) -> None:
         name, client = self._encoder.name, _client_name(request)
-        exchange = TextExchange(self._context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
+        exchange = TextExchange(self.context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
         exchange.received(request.size)
         size = len(request.payload) + REQUEST_BYTES
         task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
@@ -429,7 +421,7 @@ class RequestHandler:
         tasks.discard(task)
         if not tasks:
             del self._tasks[topic]
-        self._changed()
+        self.changed()
 
     async def _answer(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
         with self._account.claim() as claim:
@@ -437,7 +429,7 @@ class RequestHandler:
             await self._answer_charged(request, exchange)
 
     async def _answer_charged(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
-        publisher = self._publisher
+        publisher = self.publisher
         received, topic, room = len(request.payload), request.identity, 0
         try:
             size = _FLOAT_BYTES * request.size * self._encoder.dimensions
@@ -494,7 +486,7 @@ class RequestHandler:
 
     async def _encode_once(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
         texts = await off_loop(len(request.payload), partial(_read_texts, request))
-        options = TextOptions(whole_words=True, want_tokens=self._settings.zmq_show_tokens)
+        options = TextOptions(whole_words=True, want_tokens=self.settings.zmq_show_tokens)
         return await self._encoder.encode(texts, exchange.query(options, exchange.timeout))
 
     def _wait_after(self, error: CapacityError) -> float:
@@ -504,7 +496,7 @@ class RequestHandler:
         return max(_FIRST_WAIT, error.retry_after or 0.0)
 
     def _check_answer(self, texts: int, size: int) -> None:
-        most = self._settings.zmq_max_answer_size
+        most = self.settings.zmq_max_answer_size
         if size > most:
             rule = f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
             raise TooLarge(rule)
@@ -516,29 +508,29 @@ class RequestHandler:
     def _fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
         refusal = frames.refusal_of(error, http_code(error))
         self._drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
-        self._publisher.publish(frames.write_refusal(request, refusal))
+        self.publisher.publish(frames.write_refusal(request, refusal))
 
     # Commands.
 
     def _command(self, request: ZeroMqRequest, peer: str) -> None:
-        self._context.clients.received_command(_client_name(request), frontend=FRONTEND)
+        self.context.clients.received_command(_client_name(request), frontend=FRONTEND)
         if request.command == frames.TERMINATION:
             self._end_server(request, peer)
             return
-        status, is_config = self._status, request.command == frames.SHOW_CONFIG
+        status, is_config = self.status, request.command == frames.SHOW_CONFIG
         facts = (status.config if is_config else status.server_status)(_client_name(request))
-        facts["show_tokens_to_client"] = self._settings.zmq_show_tokens
+        facts["show_tokens_to_client"] = self.settings.zmq_show_tokens
         answer = frames.write_facts(request, facts)
         if is_config:
-            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._publisher.publish, answer)
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self.publisher.publish, answer)
         else:
-            self._publisher.publish(answer)
+            self.publisher.publish(answer)
 
     def _end_server(self, request: ZeroMqRequest, peer: str) -> None:
         """Make the server drain and end, if the peer may do so. Only a subscriber gets a response: bert-serving-terminate does not subscribe."""
-        publisher = self._publisher
+        publisher = self.publisher
         try:
-            self._control.require(peer, None)
+            self.control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
             _logger().warning("refused to end", frontend=FRONTEND, peer=peer, reason=error.message)
             if publisher.has_subscriber(request.identity):
@@ -547,7 +539,7 @@ class RequestHandler:
         _logger().info("ending on request", frontend=FRONTEND, peer=peer)
         if publisher.has_subscriber(request.identity):
             publisher.publish(frames.write_facts(request, {}))
-        self._terminate()
+        self.terminate()
 
     # Ends.
 
@@ -622,15 +614,7 @@ class ZeroMqFrontend:
         self.clients = context.clients
         self._account = account
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
-        self._handler = RequestHandler(
-            context,
-            settings,
-            self._publisher,
-            status=status,
-            control=control,
-            terminate=terminate,
-            changed=self._changed,
-        )
+        self._handler = RequestHandler(context, settings, self._publisher, status, control, terminate, self._changed)
         limits = Limits(
             min(settings.zmq_max_message_size, account.max_bytes),
             MAX_FRAMES,
