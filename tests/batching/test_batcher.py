@@ -231,7 +231,7 @@ def test_many_keys_leave_nothing_behind() -> None:
     queue = mill.batcher._queue
     assert not queue.groups
     assert queue.scheduler._awake.first() is None
-    assert queue.scheduler._parked.first() is None
+    assert queue.scheduler.parked.first() is None
 
 
 # Cancelling.

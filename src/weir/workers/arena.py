@@ -290,6 +290,11 @@ class Results:
         self._settle()
         return self._held_bytes
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether there are results that have not been released, or have been only just now."""
+        return self._held_bytes > 0
+
     def block(self, offset: int, size_bytes: int) -> "SharedBlock":
         """Return the place that the worker named, with one owner."""
         view = self._mapping.view(offset, size_bytes)
@@ -302,6 +307,8 @@ class Results:
 
     def take_freed(self) -> list[Ref]:
         """Return the places that were released since the last call."""
+        if not self._returned and not self._freed:
+            return []
         self._settle()
         freed, self._freed = self._freed, []
         return freed
@@ -456,6 +463,8 @@ class ResultPlaces:
 
     def close(self) -> None:
         """Release the memory that the model got for a batch. A place that `place` has retained stays taken."""
+        if not self._open:
+            return
         with self._lock:
             while self._open:
                 self._open.pop().release()

@@ -134,7 +134,7 @@ def each(
     if has_failed(column):
         function = _sparing_failed(function)
     results: ValuesOrErrors = []
-    iterators = [iter(values) for values in (column, *more)]
+    iterators = [iter(column), *map(iter, more)]
     while len(results) < len(column):
         try:
             results.extend(map(function, *iterators))  # goes on after the value that raised
@@ -380,7 +380,7 @@ class Reader:
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
         self._takes_type = takes(model.decode, "content_type", 1)
-        self._has_heads = is_tensor_model(type(model))
+        self.has_heads = is_tensor_model(type(model))
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
@@ -406,8 +406,8 @@ class Reader:
         return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
     def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
-        """Return what the Writer must know of each item besides its response; None if that is nothing."""
-        if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
+        """Return what the Writer must know of each item besides its response; None if that is nothing, as it always is without `has_heads`."""
+        if not self.has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
             return None
         from weir.workers.run import tensors
 
