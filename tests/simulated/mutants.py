@@ -127,11 +127,11 @@ KINDS = {
         "cancelled-message-without-end": Fault("weir.frontends.websocket:SocketCall.release", skips("fail")),
         "refusal-kept-from-a-front": Fault(FRONT + "_enter", skips("self.fail")),
         "handed-back-nowhere": Fault(FRONT + "_hand_back", skips("put")),
-        "crash-tried-for-ever": Fault("weir.batching.retry:CrashRetry.died", takes("_last_tries", "False")),
+        "crash-tried-for-ever": Fault("weir.batching.retry:CrashRetry.died", takes("last_tries", "False")),
         "late-once-more": Fault("weir.batching.batcher:Batcher.poll", skips("sweep")),
     },
     "a deadline that does not hold": {
-        "answer-after-the-deadline": Fault(DRIVER + "deliver", skips("is_late", "False")),
+        "answer-after-the-deadline": Fault(DRIVER + "deliver", takes("dispatch.due <= now", "False")),
         "running-never-expires": Fault("weir.batching.batcher:Batcher.expire", mistakes("self._running.passed(now)", "()")),
         "timeout-of-the-caller-ignored": Fault("weir.protocols.native:_read_timeout", forgets("options.timeout")),
         "body-never-too-slow": Fault("weir.protocols.account:Pace.too_slow", takes("self._spent > 1.0", "False")),
