@@ -68,20 +68,15 @@ RECENT = 100  # dispatches that are remembered
 
 
 class History:
-    """The last dispatches, without their requests. `counts` is the number of batches by reason."""
+    """The `records` of the last dispatches, without their requests. `counts` is the number of batches by reason."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(Reason, 0)
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
-
-    def note(self, cut: Dispatch) -> None:
-        """Remember the dispatch `cut`."""
-        self.counts[cut.reason] += 1
-        self._recent.append(cut.record())
+        self.records: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
 
     def recent(self) -> list[dict[str, Any]]:
         """Return the explanations of the last 100 dispatches, oldest first."""
-        return list(map(explained, self._recent))
+        return list(map(explained, self.records))
 
 
 class Poll:
@@ -373,7 +368,7 @@ class Batcher:
             service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
-        if not dispatch.missed:
+        if self._forecast.margin and not dispatch.missed:
             self._forecast.made_it()
         batch_id = dispatch.batch_id
         if batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS:
@@ -581,7 +576,8 @@ class Batcher:
         self._queue.ran(draft.rows - bulk)
         if bulk:
             self._bulk.queue.ran(bulk)
-        self._history.note(dispatch)
+        self._history.counts[reason] += 1
+        self._history.records.append(dispatch.record())
         return dispatch
 
     @property

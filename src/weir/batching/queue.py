@@ -105,7 +105,7 @@ class GroupScheduler:
 
     def close(self, group: Group) -> None:
         """Forget `group`, which is empty."""
-        (self.parked if group.asleep else self._express if group.express else self._awake).discard(group)
+        (self.parked if group.asleep else self._express if group.express else self._awake).entries.pop(group, None)
         group.asleep = True
 
     def wake_due(self, now: float) -> None:

@@ -85,6 +85,7 @@ class Driver(BatcherUser):
     ) -> None:  # fmt: skip
         """`hooks` makes what runs the hooks of the service, for this driver. Raises SettingsError if the model cannot take turns with those of `device`."""
         self.batcher = batcher
+        self._running = batcher.running
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
         self.streaming = streaming
@@ -275,8 +276,9 @@ class Driver(BatcherUser):
                 self._delivery.refused(request, error)
             raise
         else:
-            if not self._polling:
-                self._schedule_poll(now)
+            if not self._polling:  # as _schedule_poll does, which would be one more call for each lone request
+                self._polling, self._turn_began = True, now
+                self._loop.call_soon(self._poll_arrivals)
 
     def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
         """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival. Return those that were not accepted, each
@@ -466,7 +468,7 @@ class Driver(BatcherUser):
     def deliver(self, worker: int, events: Events) -> None:
         """Give the callers what has come of a batch; with its end, the worker gets its next one."""
         now = self._clock()
-        dispatch = self.batcher.running.get(events.batch_id)
+        dispatch = self._running.get(events.batch_id)
         if dispatch is None:
             for output in events.outputs:
                 discard(output)
@@ -568,7 +570,8 @@ class Driver(BatcherUser):
                 self._expire(now)  # at once: whoever is called before would take them for ended
             if batcher.policy_error is not None:
                 self._policy_raised(batcher.policy_error)
-        self._arm()
+        if outside or batcher.has_waiting:
+            self._arm()
         if self.draining:
             self._note_if_emptied()
 
@@ -601,6 +604,8 @@ class Driver(BatcherUser):
                 self._could_not_run(dispatch, batch, error)
             if self._hooks is None:
                 self._delivery.tell("dispatched", dispatch)
+            if dispatch.due < self._timer.armed:
+                self._timer.arm(dispatch.due)
 
     def _note_woken(self, dispatch: Dispatch, woken_at: float) -> None:
         """Tell a batch that its requests have waited for a worker to start; the first one that has not is the last to be asked."""
@@ -617,7 +622,7 @@ class Driver(BatcherUser):
 
     def handed(self, batch_id: int) -> None:
         """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""
-        dispatch = self.batcher.running.get(batch_id)
+        dispatch = self._running.get(batch_id)
         if dispatch is not None:
             dispatch.at = self._clock()
             self._delivery.tell("dispatched", dispatch)

@@ -88,7 +88,8 @@ class ChannelWithResults:
 
     def send(self, frame: bytearray) -> None:
         """Send `frame`, and before it the places of the results that were released."""
-        freed = self.results.take_freed() if self.results is not None else None
+        results = self.results
+        freed = results.take_freed() if results is not None and (results.returned or results.freed) else None
         if self._channel is not None:
             self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
 
@@ -597,13 +598,14 @@ class SupervisedWorker:
         if events.measured:
             self._listener.measured(self.index, events.measured)
         results = None if self._child is None else self._child.results
-        if results is not None and results.may_hold:
+        if results is not None and results.unsettled_bytes:
             as_values(events, flight.accepts, lent=self._launch.lends)
         if events.final:
             del self._batches[events.batch_id]
-            if flight.places is not None:
+            if flight.places is not None and flight.places.blocks:
                 flight.places.release()
-            self._backoff.finished()
+            if self._backoff.deaths:
+                self._backoff.finished()
             if flight.limit is not None:
                 flight.limit.close()
             elif self._batches:
