@@ -282,9 +282,9 @@ class Recorder(SilentObserver):
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch that came back, and the times of its steps."""
         if self._detailed:
-            for histogram, seconds in zip((self.preprocess, self.predict, self.postprocess), timing, strict=True):
-                histogram.counts[bisect_left(SECONDS, seconds)] += 1
-                histogram.sum += seconds
+            self.preprocess.observe(timing[0])
+            self.predict.observe(timing[1])
+            self.postprocess.observe(timing[2])
         rows = dispatch.rows
         self.inference_count += rows
         self.execution_count += 1
