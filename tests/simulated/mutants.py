@@ -113,7 +113,7 @@ KINDS = {
         "wake-up-lost-of-a-group": Fault("weir.batching.batcher:Batcher.submit", skips("wake")),
         "wake-up-lost-of-a-turn": Fault(DRIVER + "_poll_arrivals", forgets("self._polling")),
         "timer-not-armed-again": Fault(DRIVER + "_timer_due", skips("_arm")),
-        "earlier-deadline-not-armed": Fault("weir.workers.timer:Timer.arm", takes("self._armed <= when", "True")),
+        "earlier-deadline-not-armed": Fault("weir.workers.timer:Timer.arm", takes("self.armed <= when", "True")),
         "next-request-forgotten": Fault(CONNECTION + "ResponseWriter.request_ended", skips("_advance")),
         "reading-never-resumed": Fault(CONNECTION + "Connection._regulate_reading", skips("resume_reading")),
         "answers-of-a-turn-kept": Fault(FRONT + "new_answers", skips("call_soon")),
