@@ -120,7 +120,7 @@ class Service:
             self.before_batch if kind.before_batch is not Service.before_batch else None,
             self.after_batch if kind.after_batch is not Service.after_batch else None,
         )
-        self._clock = self.now = clock  # `now` returns the present time in seconds, as in the `arrival` of a request
+        self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
@@ -476,6 +476,10 @@ class Service:
     def arena_bytes(self) -> int:
         """Bytes of shared memory for payloads. If it is 0, `reserve` always returns None."""
         return int(self.generation.driver.executor.gauges()["arena_bytes"])
+
+    def now(self) -> float:
+        """Return the present time of this service's clock in seconds, as in the `arrival` of a request."""
+        return self._clock()
 
     @property
     def ready(self) -> bool:
