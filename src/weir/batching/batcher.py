@@ -376,10 +376,6 @@ class Batcher:
             if self._tight < inf:
                 self._tight = self._in_sight
 
-    def dispatch_of(self, batch_id: int) -> Dispatch | None:
-        """Return the running batch with this id; None if there is none."""
-        return self._running.batches.get(batch_id)
-
     def took_turn(self, seconds: float) -> None:
         """Note that a turn of the driver's loop, in which requests arrived, took so many seconds."""
         turn = self._forecast.turn
