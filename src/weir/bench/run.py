@@ -31,7 +31,7 @@ from weir.simulation.statistics import STRETCHES, Estimate, estimate
 Floats = NDArray[np.float64]
 
 _SHORTEST_ROUND = 0.05  # seconds
-_MAX_REQUESTS = 20_000_000  # the ledger of so many takes some gigabytes
+_MAX_REQUESTS = 20_000_000  # the ledger of this many takes some gigabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +256,7 @@ async def _sweep(target: Target) -> None:
         target.give_up()
 
 
-_FEWEST = 10  # an interval needs at least so many stretches
+_FEWEST = 10  # an interval needs at least this many stretches
 _ROUNDING = 1e-9  # seconds; instants are differences of times on a clock that may have run for months
 
 

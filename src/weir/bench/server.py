@@ -162,7 +162,7 @@ def declared_inputs(model: str, metadata: Any) -> list[DeclaredInput]:
 
 
 class ServerPages(NamedTuple):
-    """What a server tells about itself over HTTP. `send` is that of a transport of weir.client, and `timeout` that of each request."""
+    """Says what a server tells about itself over HTTP. `send` is that of a transport of weir.client, and `timeout` that of each request."""
 
     send: Callable[[Any, float], Awaitable[Any]]
     timeout: float
@@ -239,7 +239,7 @@ class Sender(Protocol):
         """Return what `start` sends for a step."""
 
     async def send(self, step: Any, within: float, index: int = 0) -> Any:
-        """Send `step`, prepared or not, over connection number `index`, and return the response, which must come `within` so many seconds.
+        """Send `step`, prepared or not, over connection number `index`, and return the response, which must come `within` that many seconds.
         Raises SettingsError and WeirError."""
 
     def start(self, step: Any, index: int, sent: Callable[[], object]) -> "asyncio.Future[Any]":

@@ -144,7 +144,7 @@ class Table(NamedTuple):
 
 
 class TablesPlan(NamedTuple):
-    """What is to be measured. An empty list leaves its table out.
+    """Says what is to be measured. An empty list leaves its table out.
 
     `length` and `batch` are the tokens of a text and the texts of a request in tables where they do not vary.
     """

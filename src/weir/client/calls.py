@@ -1,4 +1,4 @@
-"""What all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
+"""This has what all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
 errors.
 
 A program is a generator. It yields what is to be sent, or a Sleep, and receives the response. Blocking and asynchronous clients
@@ -57,7 +57,7 @@ _DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype 
 
 
 class RequestExtras(TypedDict, total=False):
-    """What a request may have besides its inputs.
+    """Says what a request may have besides its inputs.
 
     version: the version of the model; without it, the default version.
     outputs: the names of the outputs to return; without it, all.
@@ -178,12 +178,12 @@ def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
 
 def _bytes_of(name: str, array: Array) -> Array:
     found = numpy.empty(array.shape, object)
-    for place, element in numpy.ndenumerate(array):
+    for index, element in numpy.ndenumerate(array):
         if isinstance(element, str):
             element = element.encode()
         if not isinstance(element, bytes):
             raise InvalidRequest(f"tensor {name!r}: {element!r:.80} is neither bytes nor a text")
-        found[place] = element
+        found[index] = element
     return found
 
 
@@ -204,7 +204,7 @@ class Sleep(NamedTuple):
 def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
     """Run `program` to its end and return its result.
 
-    `send(step, seconds)` does a step within so many seconds and returns its response. A WeirError of a step is thrown into the
+    `send(step, seconds)` does a step within that many seconds and returns its response. A WeirError of a step is thrown into the
     program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout

@@ -89,7 +89,7 @@ CHANNEL_OPTIONS = [
 
 
 class OverGrpc:
-    """What the clients of a server's gRPC address have in common. Each has the class of its `transport`.
+    """Has what the clients of a server's gRPC address have in common. Each has the class of its `transport`.
 
     Arguments:
         address: HOST:PORT.

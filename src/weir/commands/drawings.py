@@ -70,7 +70,7 @@ def _sizes(axes: Any, outcomes: Sequence[PolicyOutcome]) -> None:
 
 
 class Compared(NamedTuple):
-    """What another policy is predicted to do at each rate of a bank, shape (R,); not finite where it is unstable."""
+    """Says what another policy is predicted to do at each rate of a bank, shape (R,); not finite where it is unstable."""
 
     response_time_ms: ArrayLike
     power_w: ArrayLike

@@ -227,7 +227,7 @@ def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figu
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:
     """Return the directory, if one is given, and the flags of the server."""
-    first = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
+    first = next((index for index, each in enumerate(words) if each.startswith("-")), len(words))
     named, flags = words[:first], words[first:]
     if len(named) > 1:
         raise SettingsError(f"{' '.join(named)}: must be one DIRECTORY; flags of the server follow after --")
@@ -249,7 +249,7 @@ def _every_layer(directory: str | None) -> list[int]:
     from weir.text_models.checkpoint.reading import read_checkpoint
 
     count = read_checkpoint(directory_of(directory)).architecture.layers
-    return [-place for place in range(1, count + 1)]
+    return [-layer for layer in range(1, count + 1)]
 
 
 def _words(file: Path) -> list[str]:

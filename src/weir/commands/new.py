@@ -17,7 +17,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI has torch with CUDA
 
 
 class ProjectKind(StrEnum):
-    """What a new project serves."""
+    """Says what a new project serves."""
 
     PLAIN = "plain"
     SKLEARN = "sklearn"

@@ -1,4 +1,4 @@
-"""What the commands share: their options, which follow from declared settings (settings.py); how they join the command line;
+"""This has what the commands share: their options, which follow from declared settings (settings.py); how they join the command line;
 and how they write files and tables.
 
 Files are checked before the work begins. No column of a table is cut off.
@@ -87,7 +87,7 @@ def with_declared(*declared: Declared) -> Callable[[Callable[..., Any]], Callabl
 
 @dataclass(frozen=True)
 class WeightSettings(Checked):
-    """What a policy is solved for."""
+    """Says what a policy is solved for."""
 
     latency_weight: float = setting(1.0, "weight of a millisecond of mean response time")
     energy_weight: float = setting(1.0, "weight of a watt of mean power")

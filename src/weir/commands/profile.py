@@ -148,7 +148,7 @@ def _shown(profile: "Profile") -> list[int]:
     """Return at most ROWS_SHOWN of the measured sizes, evenly spread, and the best one."""
     sizes = list(profile.about["sizes_measured"])
     last = len(sizes) - 1
-    few = {sizes[round(place * last / (ROWS_SHOWN - 1))] for place in range(ROWS_SHOWN)}
+    few = {sizes[round(step * last / (ROWS_SHOWN - 1))] for step in range(ROWS_SHOWN)}
     return sorted(few | {profile.best_batch_size})
 
 

@@ -43,7 +43,7 @@ def _duration(default: str | None, help: str) -> Any:
 
 @dataclass(frozen=True)
 class SimulationSettings(Checked):
-    """What is simulated. Durations are texts with a unit."""
+    """Says what is simulated. Durations are texts with a unit."""
 
     policy: list[str] = setting(
         [],

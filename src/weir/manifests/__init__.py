@@ -41,7 +41,7 @@ _ADDED = {"host": "0.0.0.0", "log_format": "json", "liveness": "models"}
 
 
 class ServeCommand(NamedTuple):
-    """What a container runs: `weir serve` with `given` and `added`.
+    """Says what a container runs: `weir serve` with `given` and `added`.
 
     Attributes:
         settings: all settings that follow from the words, the variables and the file.
@@ -324,7 +324,7 @@ class IngressSettings:
 
 @dataclass(frozen=True)
 class InferenceServiceSettings(Checked):
-    """What only KServe has."""
+    """Says what only KServe has."""
 
     storage_uri: str | None = setting(
         None,

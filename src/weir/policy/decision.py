@@ -23,7 +23,7 @@ class KindState(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What a policy may know about the group of requests whose turn it is.
+    """Says what a policy may know about the group of requests whose turn it is.
 
     Counts are numbers of rows. Instants are in seconds on the clock of `now`; their origin has no meaning.
     """
@@ -117,7 +117,7 @@ class PolicyBase(Policy):
         return self.max_waiting
 
     def urgency(self, waiting: int) -> float | None:
-        """Return how much sooner so many waiting rows (at least 1) must be served than those of the other models that share
+        """Return how much sooner that many waiting rows (at least 1) must be served than those of the other models that share
         the workers, on a scale that their policies have in common. None: the policy does not know.
         """
         return None
@@ -155,7 +155,7 @@ class CompletedPolicy(PolicyBase):
         return self._own.full(now) if hasattr(self._own, "full") else self.max_waiting
 
     def urgency(self, waiting: int) -> float | None:
-        """Return the urgency of so many rows; None if the wrapped policy has no such method."""
+        """Return the urgency of that many rows; None if the wrapped policy has no such method."""
         return self._own.urgency(waiting) if hasattr(self._own, "urgency") else None
 
     def fresh(self) -> Policy:

@@ -34,7 +34,7 @@ SHORTEST_AGE = 1e-3  # seconds
 LOADS_WEIGHT = 0.3  # of the newest load in the mean time to load
 KNOWN = 5  # requests, at as many instants, from which on the rate of a model is known
 IN_USE = 0.1  # a model is in use if its rate times the seconds of its load is more: to load it each time would take this part of the time
-DISPLACES = 10.0  # models in use leave for others so many times more rarely than their loads take
+DISPLACES = 10.0  # models in use leave for others this many times more rarely than their loads take
 LOOKS_AGAIN = 1.0  # seconds until it is seen whether a model is still in use that must stay for that
 RETURNS = 60.0  # seconds for which a caller is expected who was refused, and told when to come again
 SHORTEST_STAY = 2.0  # seconds that a loaded model stays for a caller who is expected, or as long as its load takes
@@ -92,7 +92,7 @@ NOT_EXPECTED = ("", -inf)
 
 
 class NextStep(NamedTuple):
-    """What to do now: load a model, or first end those that must leave for it."""
+    """Says what to do now: load a model, or first end those that must leave for it."""
 
     load: Key
     leave: list[Key]
@@ -100,7 +100,7 @@ class NextStep(NamedTuple):
 
 @dataclass
 class Resident:
-    """What is known of a model.
+    """Says what is known of a model.
 
     Attributes:
         declared: what it says that it takes; zeros if it says nothing.
@@ -137,7 +137,7 @@ class Resident:
     former: tuple[Presence, str] = (Presence.AVAILABLE, "")
 
     def observe(self, now: float, arrivals: int) -> None:
-        """Take note that so many of its rows had ever arrived at the instant `now`."""
+        """Take note of how many of its rows had ever arrived at the instant `now`."""
         count = arrivals - self.arrivals
         if count <= 0:
             return

@@ -63,7 +63,7 @@ class WorkerRange(NamedTuple):
 
 
 class CapacityPrediction(NamedTuple):
-    """What so many workers do at some rate. `utilisation` is the share of their time that they are busy.
+    """The figures of some number of workers at some rate. `utilisation` is the share of their time that they are busy.
 
     Times are in ms, infinite if the queue grows without end.
     """
@@ -142,19 +142,19 @@ def assumed_capacity(
 
 
 class ScalingReason(Enum):
-    """What decides the number of workers."""
+    """Says what decides the number of workers."""
 
     RATE = "rate"  # the arrival rate
     QUEUE = "queue"  # the rows that wait, or will wait when a worker could be ready
     HELD = "held"  # they were needed shortly before: less than a start takes
     FIRST = "first"  # a request waits and there is no worker
     IDLE = "idle"  # there was no request for so long that no worker is kept
-    LEAST = "least"  # there shall be at least so many
+    LEAST = "least"  # there shall be at least this many
     MOST = "most"  # more are needed than there may be
 
 
 class ScalingObservation(NamedTuple):
-    """What the rule may know. Counts of rows, instants in seconds.
+    """Says what the rule may know. Counts of rows, instants in seconds.
 
     Attributes:
         now: the instant.

@@ -318,7 +318,7 @@ def solve(
 
 
 class Beside(NamedTuple):
-    """What rules without a solver do at a rate: `greedy`, and the control limit (rows) that is best for that very
+    """Says what rules without a solver do at a rate: `greedy`, and the control limit (rows) that is best for that very
     rate.
     """
 

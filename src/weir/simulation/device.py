@@ -41,8 +41,8 @@ NO_BOUND = 1e6  # seconds
 
 
 def solve_device(loads: Sequence[DeviceLoad], batches: int = 1, *, requests: int = PLAYED, seed: int = 1) -> Tables:
-    """Return the tables of models that share a device, in the order of `loads`: of the variants the one that costs least on so many
-    requests with Poisson arrivals, with urgencies that are corrected on the same requests. The device runs so many `batches` at once.
+    """Return the tables of models that share a device, in the order of `loads`: of the variants the one that costs least on that many
+    requests with Poisson arrivals, with urgencies that are corrected on the same requests. The device runs `batches` batches at once.
     """
     tried = variants(loads, batches)
     total = sum(each.rate for each in loads)
@@ -66,13 +66,13 @@ def _tilted(loads: Sequence[DeviceLoad], found: tuple[float, Tables], cost_of: C
     is worth more or less than it says. Up to TILTS factors TILT are tried in either direction, as long as each saves the part WORTH.
     """
     cost, tables = found
-    ranked = sorted((place for place, each in enumerate(loads) if each.rate), key=lambda place: loads[place].rate)
-    for place in ranked[:-1]:  # only ratios count
+    ranked = sorted((index for index, each in enumerate(loads) if each.rate), key=lambda index: loads[index].rate)
+    for index in ranked[:-1]:  # only ratios count
         for factor in (TILT, 1.0 / TILT):
             before = cost
             for _ in range(TILTS):
                 tilted = [*tables]
-                tilted[place] = tables[place].tilted(factor)
+                tilted[index] = tables[index].tilted(factor)
                 trial = cost_of(tilted)
                 if trial > cost * (1.0 - WORTH):
                     break
@@ -138,7 +138,7 @@ def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: 
 
 @dataclass(frozen=True)
 class ModelOutcome(ResponseFigures):
-    """What one model got in one order."""
+    """Says what one model got in one order."""
 
     batch_rows: float
     share: float  # of the time, in which it has the device
@@ -186,7 +186,7 @@ def compare_orders(
         for text, each in zip(arrivals, profiles.values(), strict=True)
     ]
     seconds = requests / sum(each.rate for each in streams)
-    instants = [_instants(each, seconds, [seed, place]) for place, each in enumerate(streams)]
+    instants = [_instants(each, seconds, [seed, index]) for index, each in enumerate(streams)]
     until = min([seconds, *(float(own[-1]) for own, each in zip(instants, streams, strict=True) if each.length)])
     instants = [each[each <= until] for each in instants]
     loads = [

@@ -140,7 +140,7 @@ class EventLog:
         self._batches: list[float] = []  # the fields of BatchLog, batch after batch: no object per batch is kept
         self._index: list[int] = []
         self._arrival: list[float] = []
-        # Members that differ from one row and their batch's end: their place, end and rows.
+        # Members that differ from one row and their batch's end: their index, end and rows.
         self._odd: list[tuple[int, float, int]] = []
         self.refused: list[int] = []
         self.expired: list[int] = []
@@ -158,14 +158,14 @@ class EventLog:
 
     def _divided(self, cut: Dispatch, requests: list[SimulatedRequest], end: float) -> None:
         slices = cut.slices or [None] * len(requests)
-        for place, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
+        for member, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
             rows = request.form.rows if part is None else part[1] - part[0]
             before, latest = self._pieces.pop(request.index, (0, end))
             latest = max(latest, end)
             if before + rows < request.form.rows:
                 self._pieces[request.index] = (before + rows, latest)
                 latest = nan
-            self._odd.append((place, latest, rows))
+            self._odd.append((member, latest, rows))
 
     def lost(self, index: int) -> None:
         """Record that a request has left the queue at its deadline, before all of it was run."""
@@ -180,8 +180,8 @@ class EventLog:
         end = np.repeat(end_of_batch, batches.requests)
         rows = np.ones(len(end), dtype=np.int64)
         if self._odd:
-            places, ends, sizes = zip(*self._odd, strict=True)
-            end[list(places)], rows[list(places)] = ends, sizes
+            members, ends, sizes = zip(*self._odd, strict=True)
+            end[list(members)], rows[list(members)] = ends, sizes
         part = LogPart(
             batches, _ints(self._index), _floats(self._arrival), end, rows, _ints(self.refused), _ints(self.expired)
         )
@@ -234,13 +234,13 @@ class ServiceTimes:
 
     def _share(self, index: int) -> float:
         """Return the random number of a request, uniform between 0 and 1."""
-        number, place = divmod(index, BLOCK)
+        number, offset = divmod(index, BLOCK)
         block = self._luck.get(number)
         if block is None:
             if len(self._luck) >= KEPT:
                 del self._luck[min(self._luck)]
             block = self._luck[number] = np.random.default_rng([self._seed, STREAM, number]).random(BLOCK).tolist()
-        return block[place]
+        return block[offset]
 
 
 class Times(Protocol):
@@ -430,7 +430,7 @@ class SimulatedModel(BatcherUser):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What happened to each request, in the order of arrival, and to each batch. Instants are in seconds.
+    """Says what happened to each request, in the order of arrival, and to each batch. Instants are in seconds.
 
     Attributes:
         profile, workers: what was simulated.
@@ -473,7 +473,7 @@ class Run:
         return self.energy_mj / 1000.0 / self.seconds
 
     def late_share(self, seconds: float) -> float:
-        """Return the share of the requests that were not answered within so many seconds of their arrival."""
+        """Return the share of the requests that were not answered within that many seconds of their arrival."""
         return 1.0 - float((self.end - self.arrival <= seconds + 1e-9).mean())
 
     @property

@@ -21,7 +21,7 @@ from weir.policy.solve.tables import Table, limit_of, multi_worker_table, stacke
 
 Ints = NDArray[np.int64]
 
-# Of an estimate: each queue has about so many batches, and so many more for each worker (where service times vary, workers
+# Of an estimate: each queue has about this many batches, and this many more for each worker (where service times vary, workers
 # soon forget that they started together; the second number), but at most MOST_BATCHES; and at least LONGEST times as many
 # rows as wait with the probability RARE. Queues are served PART_ROWS rows at a time.
 BATCHES, BATCHES_EACH, MOST_BATCHES = 300, (150, 40), 4_000
@@ -29,7 +29,7 @@ LONGEST, RARE, MOST_ROWS = 2, 1e-3, 200_000
 PART_ROWS, FEWEST_QUEUES, MOST_QUEUES, MOST_PARTS = 300_000, 24, 256, 27
 ENOUGH = 0.003  # relative standard error of the mean at which an estimate is good enough
 SHARE, LATE_COUNTS = 0.99, 0.1  # a relative error of the share of later rows counts as this part of one of the mean
-LEAST_SPARE = 0.003  # of the workers: where fewer are spare, queues begin as if so many were
+LEAST_SPARE = 0.003  # of the workers: where fewer are spare, queues begin as if this many were
 WARM = 0.2  # share of the rows of a queue that come before it counts
 WIDEST, FINE = 6.0, 32  # normal scores are looked up within this many deviations, in steps of one by this
 SAME_CV = 2  # decimals: coefficients of variation that agree so far are the same
@@ -55,7 +55,7 @@ class Draws(NamedTuple):
 
 
 class ReplicaCase(NamedTuple):
-    """What is served at once with others: rows that arrive at `rate` per second, by each of `tables`."""
+    """Says what is served at once with others: rows that arrive at `rate` per second, by each of `tables`."""
 
     rate: float
     tables: Sequence[Table]
@@ -63,7 +63,7 @@ class ReplicaCase(NamedTuple):
 
 
 class ReplicaFigures(NamedTuple):
-    """What each table does in each queue, for the rows that count. Shapes (tables, queues).
+    """Says what each table does in each queue, for the rows that count. Shapes (tables, queues).
 
     Attributes:
         response_ms: mean response time in ms.
@@ -113,13 +113,13 @@ class Replicas:
         self._quantiles = quantiles(cvs) if cvs.any() else None
 
     def with_workers(self, workers: int) -> "Replicas":
-        """Return queues that are served by so many of these workers; what does not depend on the number is shared."""
+        """Return queues that are served by that many of these workers; what does not depend on the number is shared."""
         made = copy(self)
         made.workers = workers
         return made
 
     def draws(self, queues: int, rows: int, seed: Sequence[int]) -> Draws:
-        """Return the chance in that many queues of so many rows."""
+        """Return the chance in that many queues of that many rows."""
         rng, shape = np.random.default_rng(seed), (queues, rows + self.profile.max_batch_size + 1)
         arrivals = np.cumsum(rng.standard_exponential(shape), axis=1)
         return Draws(
@@ -305,8 +305,8 @@ def _lines(cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> tuple[Ints
 # Of the limits that are tried first; how many of the best are looked at; and limits that are tried around each of them.
 FIRST_RATIO, VALLEYS, TRIED = 1.3, 2, 7
 SEARCH_QUEUES, SEARCH_ROWS, SEARCH_BATCHES = 24, 1_000, 100
-# The first limits are tried on this part of the rows. Ones that are worse by so many standard errors, and by that share of
-# the least cost, are left; the others are tried on at least so many batches as large as theirs, if that is fewer rows.
+# The first limits are tried on this part of the rows. Ones that are worse by this many standard errors, and by that share of
+# the least cost, are left; the others are tried on at least this many batches as large as theirs, if that is fewer rows.
 FIRST_PART, WORSE, WORSE_BY, OWN_BATCHES = 0.2, 3.0, 0.02, 500
 
 
@@ -398,7 +398,7 @@ class _LimitSearch:
 
 
 class ReplicaEstimate(NamedTuple):
-    """What a table does: mean and 99th percentile of the response time in ms, mean power in W, and the share of the
+    """Says what a table does: mean and 99th percentile of the response time in ms, mean power in W, and the share of the
     workers' time in which they are busy. `error` is the relative standard error of the mean response time.
     """
 

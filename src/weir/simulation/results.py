@@ -1,4 +1,4 @@
-"""What a simulation shows of each policy, and of the differences between policies."""
+"""This says what a simulation shows of each policy, and of the differences between policies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -157,7 +157,7 @@ UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutcome:
-    """What became of the requests under one policy. Estimates have 95 % intervals by batch means.
+    """Says what became of the requests under one policy. Estimates have 95 % intervals by batch means.
 
     Attributes:
         policy: its name.
@@ -461,7 +461,7 @@ class ResponseFigures:
 
 
 def response_figures(run: Run, since: float, late_after: float | None) -> ResponseFigures:
-    """Return the figures of the requests of `run` that arrived from `since` on, whose responses are late after so many seconds (None: never)."""
+    """Return the figures of the requests of `run` that arrived from `since` on, whose responses are late after that many seconds (None: never)."""
     times = 1000.0 * (run.end - run.arrival)[run.arrival >= since]
     answered = times[np.isfinite(times)]
     in_time = int((answered <= (inf if late_after is None else 1000.0 * late_after)).sum())

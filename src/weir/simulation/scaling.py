@@ -63,7 +63,7 @@ KNEE_STEP, FLAT = 0.005, 0.1  # of the load; and the share by which workers time
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """What a capacity is measured for.
+    """Says what a capacity is measured for.
 
     Attributes:
         profile: the costs of a batch on one worker.
@@ -141,7 +141,7 @@ def _slack(request: CapacityRequest) -> float:
 
 
 class _Measured:
-    """What the workers of `replicas` do. `share` is the highest load at which they keep the goal, and `figures` has the
+    """Says what the workers of `replicas` do. `share` is the highest load at which they keep the goal, and `figures` has the
     mean and the 99th percentile of the response time (ms) and the busy share, by LOADS.
     """
 
@@ -232,7 +232,7 @@ def _knees(request: CapacityRequest, found: Floats) -> Floats:
 
 
 class WorkerLoad(NamedTuple):
-    """What a rule may know of the workers of a simulation.
+    """Says what a rule may know of the workers of a simulation.
 
     Attributes:
         seen: what Weir's rule knows.
@@ -276,7 +276,7 @@ class _WeirAutoscaler:
 
 
 class ScalingRun(NamedTuple):
-    """What happened under one rule.
+    """Says what happened under one rule.
 
     Attributes:
         run: the requests and batches.
@@ -459,7 +459,7 @@ def range_of(text: str, allowed: WorkerRange) -> WorkerRange:
 
 @dataclass(frozen=True)
 class ScalingOutcome(ResponseFigures):
-    """What one rule did with the requests after the warm-up.
+    """Says what one rule did with the requests after the warm-up.
 
     Attributes:
         rule: its text.
@@ -515,7 +515,7 @@ class ScalingComparison:
 
 @dataclass(frozen=True)
 class ScalingTrial:
-    """What all rules of a comparison have in common.
+    """Has what all rules of a comparison have in common.
 
     Attributes:
         profile: the costs of a batch on one worker.
@@ -549,7 +549,7 @@ class ScalingTrial:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """What each number of workers can do. Raises SettingsError if the objective cannot be kept."""
+        """The capacity of each number of workers. Raises SettingsError if the objective cannot be kept."""
         request = CapacityRequest(
             self.profile,
             self.allowed.most,
@@ -563,7 +563,7 @@ class ScalingTrial:
 
     @cached_property
     def _bank(self) -> Callable[[int], Bank]:
-        """Makes the bank for so many workers, once."""
+        """Makes the bank for that many workers, once."""
         return cache(
             lambda workers: make_bank(
                 self.profile, self.prices, workers=workers, objective=self.objective, seed=self.seed
@@ -640,7 +640,7 @@ def simulate_scaling(
 
     Args:
         profile: the costs of a batch on one worker.
-        rules: texts: `weir`, as a server decides; `fixed:8`, always so many.
+        rules: texts: `weir`, as a server decides; `fixed:8`, always that many.
         arrivals: the text of a process (see arrivals.py). A load is a share of what the most workers can serve.
         workers: the fewest and the most, also as a text.
         requests: how many arrive; 100 000 by default, of a trace all.

@@ -47,7 +47,7 @@ class Rule(NamedTuple):
         fits: by rows, seconds after the oldest arrival by which a batch must start for that row to be in time. If
             given, batches are trimmed to that (see `trimmed` in policy/cost/objective.py).
         silence: seconds after the last arrival at which a wait ends.
-        max_waiting: arrivals are refused while so many rows wait; 0: never.
+        max_waiting: arrivals are refused while that many rows wait; 0: never.
         gate: arrivals are also refused as it says (see policy/online/admission.py).
     """
 
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
 
 class PlayedRounds(NamedTuple):
-    """What happened. Instants are in seconds, batches in the order of their start.
+    """Says what happened. Instants are in seconds, batches in the order of their start.
 
     Attributes:
         starts, ends, sizes: of the batches, sizes in rows; shape (batches,).
@@ -81,7 +81,7 @@ class PlayedRounds(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a rule does on one queue.
+    """Says what a rule does on one queue.
 
     Attributes:
         response_time_ms: mean response time in ms of the rows that are served.
@@ -368,7 +368,7 @@ class SloSearch:
     def rule(self, limit: int, max_waiting: int | None = None, *, rate: float) -> Rule:
         """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
 
-        With `max_waiting`, arrivals are refused while so many rows wait, and not by the admission at `rate` (rows per
+        With `max_waiting`, arrivals are refused while that many rows wait, and not by the admission at `rate` (rows per
         second); 0: none is refused, and with a `limit` of 1 the rule is greedy.
         """
         allowed, profile, objective = self.admission, self.profile, self.objective

@@ -212,7 +212,7 @@ def simulate(
 
 
 class _Trial(NamedTuple):
-    """What all policies of a comparison have in common."""
+    """Has what all policies of a comparison have in common."""
 
     profile: Profile
     arrivals: Arrivals

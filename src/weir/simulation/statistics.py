@@ -133,8 +133,8 @@ class LogHistogram:
             (values.view(np.int64) - EXPONENT >> 52 - FINE) - (FIRST_OCTAVE << FINE), 0, len(self.counts) - 1
         )
         self.counts += np.bincount(fine, minlength=len(self.counts))
-        places = stretch * width + (fine >> FINE - COARSE)
-        self.by_stretch += np.bincount(places, minlength=stretches * width).reshape(stretches, width)
+        cells = stretch * width + (fine >> FINE - COARSE)
+        self.by_stretch += np.bincount(cells, minlength=stretches * width).reshape(stretches, width)
         self.highest = max(self.highest, float(values.max()))
 
     def quantile(self, share: float) -> float:
@@ -143,10 +143,10 @@ class LogHistogram:
         if not sums[-1]:
             return nan
         wanted = share * float(sums[-1])
-        place = int(np.searchsorted(sums, wanted, side="left" if wanted else "right"))
-        low, high = edges(place, FINE), min(edges(place + 1, FINE), self.highest)
-        inside = float(self.counts[place])
-        return low + (high - low) * (wanted - float(sums[place]) + inside) / inside if inside else low
+        interval = int(np.searchsorted(sums, wanted, side="left" if wanted else "right"))
+        low, high = edges(interval, FINE), min(edges(interval + 1, FINE), self.highest)
+        inside = float(self.counts[interval])
+        return low + (high - low) * (wanted - float(sums[interval]) + inside) / inside if inside else low
 
     def beyond(self, value: float) -> float:
         """Return the share of the numbers above `value`; NaN without numbers."""
@@ -174,16 +174,18 @@ class LogHistogram:
         slope = (high - low) / (min(share + half, 1.0) - max(share - half, 0.0)) if half > 0.0 else 0.0
         observed: Floats = value - (below - share) * slope
         # Numbers in one interval are not distinguished, so the ends of the interval go to its edges.
-        return Estimate(value, edges(_place(low, FINE), FINE), edges(_place(high, FINE) + 1, FINE)), observed
+        return Estimate(
+            value, edges(_interval_of(low, FINE), FINE), edges(_interval_of(high, FINE) + 1, FINE)
+        ), observed
 
 
-def edges(place: int, bits: int) -> float:
-    """Return where interval number `place` begins, with 2**bits intervals in a power of two."""
-    octave, part = divmod(place, 1 << bits)
+def edges(interval: int, bits: int) -> float:
+    """Return where interval number `interval` begins, with 2**bits intervals in a power of two."""
+    octave, part = divmod(interval, 1 << bits)
     return float(np.ldexp(1.0 + part / (1 << bits), octave + FIRST_OCTAVE))
 
 
-def _place(value: float, bits: int) -> int:
+def _interval_of(value: float, bits: int) -> int:
     """Return the number of the interval in which `value` lies; negative if it lies below all of them."""
     return int((np.array([value]).view(np.int64)[0] - EXPONENT >> 52 - bits) - (FIRST_OCTAVE << bits))
 
@@ -193,11 +195,11 @@ def _below(counts: Ints, value: float, bits: int) -> Floats:
 
     Those in the interval of `value` count in proportion. Shape (rows,).
     """
-    place = _place(value, bits)
-    if place < 0:
+    interval = _interval_of(value, bits)
+    if interval < 0:
         return np.zeros(len(counts))
-    if place >= counts.shape[1]:
+    if interval >= counts.shape[1]:
         return np.asarray(counts.sum(axis=1), dtype=np.float64)
-    low, high = edges(place, bits), edges(place + 1, bits)
-    below: Floats = counts[:, :place].sum(axis=1) + counts[:, place] * ((value - low) / (high - low))
+    low, high = edges(interval, bits), edges(interval + 1, bits)
+    below: Floats = counts[:, :interval].sum(axis=1) + counts[:, interval] * ((value - low) / (high - low))
     return below

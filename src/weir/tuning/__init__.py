@@ -42,7 +42,7 @@ class Solvable(Protocol[T_co]):
 
 
 class SolveRequest(NamedTuple):
-    """What a bank is solved for."""
+    """Says what a bank is solved for."""
 
     profile: "Profile"
     prices: "Prices"
@@ -58,7 +58,7 @@ class SolveRequest(NamedTuple):
 
 
 class UnevenRequest(NamedTuple):
-    """What the tables of workers of two kinds are solved for: the faster kind first, and the numbers of both."""
+    """Says what the tables of workers of two kinds are solved for: the faster kind first, and the numbers of both."""
 
     kinds: "tuple[WorkerKind, WorkerKind]"
     prices: "Prices"
@@ -77,7 +77,7 @@ class UnevenRequest(NamedTuple):
 
 
 class DeviceRequest(NamedTuple):
-    """What one order of models on a device is solved for."""
+    """Says what one order of models on a device is solved for."""
 
     loads: "Sequence[DeviceLoad]"
     batches: int  # at once

@@ -25,9 +25,9 @@ logger = logging.getLogger("weir")
 EVERY = 0.5  # seconds between two looks at the rates
 WINDOW_ROWS = 400.0  # arrivals over which a rate is estimated: an error of 3.5 %
 SILENT = 20.0  # mean gaps without an arrival after which a model counts as unused,
-SILENT_FOR = 2.0  # and at least so many seconds
+SILENT_FOR = 2.0  # and at least this many seconds
 MOVED, MOVED_PART, LEAST_MOVED = 0.05, 0.2, 0.005  # of the device's time: see `has_moved`
-REST = 10.0  # the solver rests so many times as long as it took
+REST = 10.0  # the solver rests this many times as long as it took
 LONGEST_SOLVE = 120.0  # seconds
 
 Solve = Callable[[DeviceRequest, float], Coroutine[Any, Any, list[DeviceTable]]]
@@ -85,8 +85,8 @@ class DeviceTuner:
     Arguments:
         group: the name of the group, for log lines.
         clock: returns seconds.
-        pause: sleeps for so many seconds of the clock.
-        solve: returns the tables that are wanted, within so many seconds; by default in another process.
+        pause: sleeps for that many seconds of the clock.
+        solve: returns the tables that are wanted, within that many seconds; by default in another process.
 
     `loads` is what the present tables were solved for; empty while there are none.
     """

@@ -52,7 +52,7 @@ class ProfileMaker:
         self._known = 0  # the largest size in the last profile
 
     def update(self, times: Times, batches: int) -> Profile | None:
-        """Return the profile that `times`, those of so many `batches`, show; None if there is none that is new or much
+        """Return the profile that `times`, those of `batches` batches, show; None if there is none that is new or much
         better.
         """
         if batches % ENOUGH:

@@ -75,17 +75,17 @@ def _check_price(name: Any, value: Any) -> None:
 LONGEST_CHANGE = 120.0  # for a caller who changes the prices
 LONGEST_SOLVE = 600.0  # otherwise
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
-REST = 10.0  # after drift the solver rests so many times as long as it took, since service times may never settle
+REST = 10.0  # after drift the solver rests this many times as long as it took, since service times may never settle
 TRIALS = 2 * BATCHES  # batches of a size that might be faster; half of them measure it
 REMEMBERED = 8  # banks; when a worker comes back, the tables for as many workers are still there
 
 Wanted = SolveRequest | UnevenRequest
 Tables = Bank | UnevenBank
-Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the clock
+Pause = Callable[[float], Awaitable[None]]  # sleeps for that many seconds of the clock
 
 
 class PolicyUser(Protocol):
-    """What a PolicyTuner knows of its service."""
+    """Shows what a PolicyTuner knows of its service."""
 
     @property
     def label(self) -> str:
@@ -93,14 +93,14 @@ class PolicyUser(Protocol):
 
     @property
     def service_time(self) -> ServiceTime:
-        """What is known of the time of batches since the last start."""
+        """The service times that have been learned since the last start."""
 
     def policy_changed(self) -> None:
         """Let the policy decide again about all that waits: it has other tables."""
 
 
 class Tuning(NamedTuple):
-    """What a PolicyTuner and the measurement at a start know of a service.
+    """Says what a PolicyTuner and the measurement at a start know of a service.
 
     Attributes:
         user: the service.
@@ -121,7 +121,7 @@ class Tuning(NamedTuple):
 
 
 class KindProfile:
-    """What is known of the service times of one kind of workers. `maker` makes a profile from batches, if there is none.
+    """Says what is known of the service times of one kind of workers. `maker` makes a profile from batches, if there is none.
 
     Attributes:
         name: that of the kind; "" if all workers are alike.

@@ -42,9 +42,9 @@ logger = logging.getLogger("weir")
 
 FEWEST = 3  # batches before a service time is known
 CHANGED = 0.15  # relative change of what a worker serves after which the capacity is simulated again
-REST = 20.0  # simulations rest so many times as long as the last one took
+REST = 20.0  # simulations rest this many times as long as the last one took
 LONGEST_SIMULATION = 600.0  # seconds
-STARTS = 3  # the start-up time is the longest of so many
+STARTS = 3  # the start-up time is the longest of this many
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between a start that failed and the next try
 
 # While nothing is known of what workers do, their number stays, except that there may be none without requests.
@@ -54,11 +54,11 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class ScaledDriver(Protocol):
-    """What a WorkerTuner sees of a service between a start and a stop: its driver."""
+    """Shows what a WorkerTuner sees of a service between a start and a stop: its driver."""
 
     @property
     def batcher(self) -> Batcher:
-        """What waits and runs, and how many workers are ready."""
+        """The batcher, which knows what waits and runs, and how many workers are ready."""
 
     @property
     def outside(self) -> Sized:
@@ -71,14 +71,14 @@ class ScaledDriver(Protocol):
         """Start one more worker; return when it is ready. Raises what the executor raises."""
 
     async def remove_worker(self, worker: int, seconds: float) -> None:
-        """Let `worker` finish its batches for so many seconds, and stop it."""
+        """Let `worker` finish its batches for that many seconds, and stop it."""
 
     def unavailable(self, reason: str) -> None:
         """Fail all requests: there is no worker, and none can be started."""
 
 
 class ScaledService(Protocol):
-    """What a WorkerTuner knows of its service."""
+    """Shows what a WorkerTuner knows of its service."""
 
     @property
     def label(self) -> str:
@@ -86,7 +86,7 @@ class ScaledService(Protocol):
 
     @property
     def driver(self) -> ScaledDriver:
-        """What drives it, which is another one after each start."""
+        """Its driver, which is another one after each start."""
 
 
 class WorkerTuner(SilentObserver):
@@ -99,7 +99,7 @@ class WorkerTuner(SilentObserver):
         tuner: keeps the tables of the policy, if it is a solved one: it has the profile, the prices and the promise.
         drain_timeout: the seconds that a worker has to finish its batches before it is stopped.
         clock: returns seconds.
-        pause: sleeps for so many seconds of the clock.
+        pause: sleeps for that many seconds of the clock.
 
     Attributes:
         decision: the last decision; None before there is one.
@@ -353,7 +353,7 @@ class WorkerTuner(SilentObserver):
         return document
 
     def _because(self) -> str:
-        """Return a sentence that says why there shall be so many workers."""
+        """Return a sentence that says why there shall be that many workers."""
         decision, known = self.decision, self._rule.capacity
         if decision is None or (known is UNKNOWN and decision.reason is not ScalingReason.IDLE):
             return "too few batches have been run to know what a worker can do"

@@ -294,7 +294,7 @@ class MeasuredFigures(PolicyFigures):
 
 
 class WorkersFigures(TypedDict):
-    """What so many workers do at the present rate; null: the queue grows without end. `utilisation` is their busy share."""
+    """The figures of some number of workers at the present rate; null: the queue grows without end. `utilisation` is their busy share."""
 
     workers: int
     response_time_ms: float | None

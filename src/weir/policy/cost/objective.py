@@ -1,4 +1,4 @@
-"""What a policy shall achieve: a least weighted cost of latency and energy, or a promise about latency."""
+"""This says what a policy shall achieve: a least weighted cost of latency and energy, or a promise about latency."""
 
 import re
 from collections.abc import Sequence
@@ -158,7 +158,7 @@ def trimmed(rows: int, age: float, latest_starts: Sequence[float], planned: int 
         rows: the batch that is planned.
         age: seconds for which its oldest row has waited.
         latest_starts: by rows, seconds; see LatencySLO.latest_starts.
-        planned: a batch of so many rows is large enough even if that is less than half (see online/admission.py).
+        planned: a batch of that many rows is large enough even if that is less than half (see online/admission.py).
     """
     fewest = min((rows + 1) // 2, planned or rows)
     for size in range(rows, fewest - 1, -1):

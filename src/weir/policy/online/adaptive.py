@@ -402,7 +402,7 @@ class Lateness:
         self.value = max(self.value, late)
 
     def waits(self, until: float, longest: float) -> None:
-        """Note that a wait shall end at `until`; the `longest` wait takes so many seconds."""
+        """Note that a wait shall end at `until`; the `longest` wait takes that many seconds."""
         self._due, self._most = until, LATE_MOST * longest
 
 
@@ -564,7 +564,7 @@ class SolvedPolicy(PolicyBase):
         return None if self._instead is None else self._instead.urgency(waiting)
 
     def try_size(self, rows: int, batches: int) -> None:
-        """Make the next `batches` decisions with at least so many rows waiting dispatch `rows`, to see how long that takes."""
+        """Make the next `batches` decisions with at least that many rows waiting dispatch `rows`, to see how long that takes."""
         self._tried, self._trials = rows, batches
 
     def fresh(self) -> "SolvedPolicy":

@@ -35,9 +35,9 @@ class AdmissionGate(NamedTuple):
     Attributes:
         times: service time in seconds by rows, from 0 on.
         within: seconds from the arrival of a row to the end of its batch, at most.
-        least: a row begins a batch only if that could still grow to so many rows.
+        least: a row begins a batch only if that could still grow to that many rows.
         depth: batches that a worker holds at a time.
-        spacing: two batches start at least so many seconds apart.
+        spacing: two batches start at least that many seconds apart.
     """
 
     times: tuple[float, ...]
@@ -165,7 +165,7 @@ class AdmissionPlan:
 
 
 class Admission(NamedTuple):
-    """What an objective admits. `times`, `within`, `depth` and `spacing` are those of its gates."""
+    """Says what an objective admits. `times`, `within`, `depth` and `spacing` are those of its gates."""
 
     times: tuple[float, ...]
     within: float

@@ -21,7 +21,7 @@ from collections import deque
 from math import exp, inf, sqrt
 from typing import NamedTuple
 
-WINDOW_ROWS = 50.0  # T is so many mean gaps
+WINDOW_ROWS = 50.0  # T is this many mean gaps
 WINDOW_MIN = 0.02  # seconds
 WINDOW_MAX = 3600.0  # seconds: T before any arrival, and a bound that keeps the arithmetic finite
 ENOUGH = 20  # arrivals until which the rate counts as unknown; its error is then 22 %
@@ -34,7 +34,7 @@ class Rate:
     ends of waits); the next arrival accounts for the whole gap.
 
     Args:
-        window_rows: T is so many mean gaps.
+        window_rows: T is that many mean gaps.
         enough: arrivals until which the rate counts as unknown.
 
     Attributes:

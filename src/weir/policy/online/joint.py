@@ -60,7 +60,7 @@ class DevicePolicy(PolicyBase):
         return self.table.urgency_of(waiting)
 
     def explain(self) -> dict[str, Any]:
-        """Return the limit in rows, and the urgency of so many rows and of twice as many, as a JSON-able dict."""
+        """Return the limit in rows, and the urgency of that many rows and of twice as many, as a JSON-able dict."""
         urgency = {str(rows): self.table.urgency_of(rows) for rows in (self._limit, 2 * self._limit)}
         return {"limit": self._limit, "urgency": urgency}
 
@@ -139,7 +139,7 @@ class UnevenPolicy(PolicyBase):
         return self._times[1][rows] > left >= max(end - seen.now, 0.0) + self._times[0][rows]
 
     def _wait_for_rows(self, first: Rows, rate: float, seen: Observation) -> Decision:
-        """Wait for so many rows that the first kind, which is idle, starts; or until they are not expected any more."""
+        """Wait for that many rows that the first kind, which is idle, starts; or until they are not expected any more."""
         limit, waiting = _limit(first), seen.waiting
         until = end_of_wait(seen, rate, filling_for(float(limit or len(first))))
         if seen.now < until and waiting < seen.max_batch_size:

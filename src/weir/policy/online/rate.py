@@ -23,7 +23,7 @@ Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait; the l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateBand:
-    """What a policy does in a range of arrival rates.
+    """Says what a policy does in a range of arrival rates.
 
     Attributes:
         number: the index among the bands, from the lowest rates on.
@@ -219,7 +219,7 @@ def filling_of(table: Table) -> float:
 
 
 def filling_for(arrivals: float) -> float:
-    """Return how many mean gaps a wait for so many arrivals takes at most.
+    """Return how many mean gaps a wait for that many arrivals takes at most.
 
     k arrivals take longer than k + sqrt(2·k·x) + x gaps with a probability of at most e^-x (a tail bound of the gamma distribution: Boucheron, Lugosi
     and Massart, "Concentration Inequalities", 2013, section 2.4). So after that time they are not expected to come to this queue.

@@ -392,7 +392,7 @@ class Solution:
 
     @cached_property
     def performance(self) -> Performance:
-        """What the table does."""
+        """The performance of the table."""
         return evaluate(self.profile, self.rate, self.table, self.prices)
 
 

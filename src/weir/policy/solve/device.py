@@ -38,7 +38,7 @@ BUSIEST = 0.97  # a device with more load is solved for this load: then every ta
 
 
 class DeviceLoad(NamedTuple):
-    """What a model asks of the device.
+    """Says what a model asks of the device.
 
     Attributes:
         profile: times and energies of its batches while they have the device to themselves.
@@ -54,7 +54,7 @@ class DeviceLoad(NamedTuple):
 
 
 class DeviceTable(NamedTuple):
-    """What one model does on the shared device.
+    """Says what one model does on the shared device.
 
     Attributes:
         table: the batch, in rows, by rows waiting; 0 is to wait.
@@ -68,14 +68,14 @@ class DeviceTable(NamedTuple):
     slope: float
 
     def urgency_of(self, waiting: int) -> float:
-        """Return the urgency of so many rows, at least 1."""
+        """Return the urgency of that many rows, at least 1."""
         last = len(self.urgency) - 1
         if waiting <= last:
             return float(self.urgency[waiting])
         return float(self.urgency[last]) + self.slope * (waiting - last)
 
     def tilted(self, factor: float) -> "DeviceTable":
-        """Return this table with urgencies that are so many times as high."""
+        """Return this table with urgencies that are that many times as high."""
         return self._replace(urgency=factor * self.urgency, slope=factor * self.slope)
 
 
@@ -87,7 +87,7 @@ def device_load(loads: Sequence[DeviceLoad]) -> float:
 def variants(loads: Sequence[DeviceLoad], batches: int = 1) -> list[list[DeviceTable]]:
     """Return orders of the models, of which one is nearly the best: for each, the table of each model in the order of `loads`.
 
-    A device that runs several `batches` at once is taken for one that is so many times as fast.
+    A device that runs several `batches` at once is taken for one that is that many times as fast.
 
     The cost is the mean over all requests of their response time in ms, weighted by model, plus the mean power in watts,
     weighted likewise. A model without arrivals never waits. If the models ask for more than the device has, they are
@@ -166,7 +166,7 @@ def _unused(load: DeviceLoad) -> DeviceTable:
 def play(
     loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: Sequence[Sequence[float]], batches: int = 1
 ) -> float:
-    """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms, on a device that runs so many
+    """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms, on a device that runs that many
     `batches` at once.
 
     Batches take their mean time. The cost is that of `variants`.

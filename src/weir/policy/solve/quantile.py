@@ -28,7 +28,7 @@ from weir.policy.solve.tables import Table, extended, steady_table
 ROWS, MOST_ROWS = 32_768, 131_072
 _OFF = 0.005  # relative standard error of the percentile above which more rows are drawn
 _STEP, _FINE = 0.02, 3e-4  # first step and final precision of the search for the percentile, relative to it
-# States whose law is computed: so many, or so many more than the table has entries.
+# States whose law is computed: this many, or this many more than the table has entries.
 _MOST_STATES, _MORE_STATES = 800, 100
 _CLEARLY = 0.3  # from this coefficient of variation on, the time of a batch may enter by its law
 _FAR = 1e-7  # the share of the decisions that may lie beyond these states
@@ -46,7 +46,7 @@ class _Ends(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TableShape:
-    """What a table does with a row in the queue, by the length of the queue in rows."""
+    """Says what a table does with a row in the queue, by the length of the queue in rows."""
 
     table: Table
 

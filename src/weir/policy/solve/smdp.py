@@ -434,7 +434,7 @@ class Improved(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What a policy does, queues above `longest` included.
+    """Says what a policy does, queues above `longest` included.
 
     Attributes:
         response_time_ms: mean response time in ms, without the profile's latency offset.
@@ -529,7 +529,7 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
         profile: the costs of a batch.
         rate: rows per second, below capacity.
         prices: the weights of latency and energy.
-        longest: look for the best actions in queues of up to so many rows, or fewer where longer ones hardly occur.
+        longest: look for the best actions in queues of up to that many rows, or fewer where longer ones hardly occur.
         start: a table from which policy iteration starts; None: the policy that never waits.
     """
     weights = weights_of(profile, rate / 1000.0, prices)
@@ -672,7 +672,7 @@ def _objective(profile: Profile, rate_per_ms: float, latency_weight: float, ener
 
 @dataclass(frozen=True)
 class Performance:
-    """What a table does at a rate.
+    """Says what a table does at a rate.
 
     Attributes:
         stable: False if rows arrive faster than the table serves them. Then response time and cost are infinite, and

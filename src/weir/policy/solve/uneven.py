@@ -32,8 +32,8 @@ from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 
 STEPS = (24, 12)  # of the longest batch of each kind, in the chain
-UNITS = 32  # a largest batch of more rows is counted in so many units of rows
-QUEUES = 3  # the table ends at so many times the largest batch
+UNITS = 32  # a largest batch of more rows is counted in this many units of rows
+QUEUES = 3  # the table ends at this many times the largest batch
 SIZES = 12  # batch sizes to choose from, besides all rows that wait
 LOADS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # the rates of a bank, as shares of what all workers serve
 PRECISION = 1e-3  # of the mean cost
@@ -57,7 +57,7 @@ class WorkerKind(NamedTuple):
 
 
 class UnevenTable(NamedTuple):
-    """What both kinds of workers do at one arrival rate, in rows.
+    """Says what both kinds of workers do at one arrival rate, in rows.
 
     Attributes:
         first: by the steps until a worker of the second kind is idle, and by rows waiting, how many rows the first kind starts
@@ -151,7 +151,7 @@ class _KindCosts:
         self.cost = weight * sizes * times + energy_weight * profile.energy_mj[sizes - 1]
 
     def ahead(self, values: Floats, units: int) -> Floats:
-        """Return the mean of `values`, by steps of this kind along the first axis, after a batch of so many units starts."""
+        """Return the mean of `values`, by steps of this kind along the first axis, after a batch of that many units starts."""
         low, part = self.low[units - 1], self.part[units - 1]
         mean: Floats = (1.0 - part) * values[low] + part * values[low + 1]
         return mean
