@@ -78,5 +78,4 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()

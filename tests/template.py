@@ -18,13 +18,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
+from typing import Any, NoReturn
 
 # Read before the first line of Python runs, or by libraries when they are loaded.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "GRPC_", "SSL_")
@@ -222,7 +223,24 @@ def _main(requests: socket.socket, *libraries: str) -> None:
         import_module("weir.workers.process.entry").die_with(own)
         module, own = _serve_forks(theirs), os.getpid()
     sys.modules.pop(module, None)  # it runs anew, as __main__
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    code: Any = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code or 0
+        if not isinstance(code, int):
+            raise
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit as the interpreter does, but take nothing apart: each page that this process shares with the one it was forked from would be copied."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.flush()
+        sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

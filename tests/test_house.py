@@ -69,7 +69,6 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert f"{sum(module.lines for module in modules):,}" in printed
     assert "\ncircle:" not in printed
-    assert (SOURCE / "__init__.py").exists()
 
 
 def test_our_own_house_has_no_knots() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from tests.rings import subcases
+from tests.serving.kit import turns
 
 from weir.errors import ModelError
 from weir.ray import batch
@@ -17,16 +18,10 @@ WAIT = 1000.0  # seconds: a batch that is not full waits for ever
 pytestmark = pytest.mark.timeout(60)
 
 
-async def turns(count: int = 50) -> None:
-    """Let the event loop do all that it can do by now."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def started(calls: Iterable[Any]) -> list[asyncio.Future[Any]]:
     """Return the calls as tasks, when they wait in a batch or run."""
     tasks = [asyncio.ensure_future(call) for call in calls]
-    await turns()
+    await turns(50)
     return tasks
 
 
@@ -159,13 +154,13 @@ async def test_callers_who_leave_and_later_ones(streaming: bool) -> None:
 
     (alone,) = await start(("x", "y"))
     alone.cancel()  # while it waits: its place in the batch is free again
-    await turns()
+    await turns(50)
     first, second = await start(("hi1", "hi2"), ("hi3", "hi4"))
     first.cancel()
-    await turns()
+    await turns(50)
     assert first.cancelled() and not second.done()
     second.cancel()
-    await turns()
+    await turns(50)
     assert second.cancelled()
     go.set()
     for task in await start(("hi1", "hi2"), ("hi3", "hi4")):

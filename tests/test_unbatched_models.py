@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
+from tests.catalog.repository.graphs import node
 from tests.catalog.repository.shelf import write
 from tests.late import onnxruntime
 from tests.rings import subcases
@@ -38,10 +39,6 @@ def onnx_file(nodes: list[Any], inputs: Shapes, outputs: Shapes, constants: Arra
     )  # fmt: skip
     opset = [helper.make_opsetid("", 17)]
     return bytes(helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString())
-
-
-def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> Any:
-    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
 
 
 FLOATS = np.random.default_rng(3)

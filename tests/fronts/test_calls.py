@@ -14,6 +14,7 @@ import pytest
 from tests.fronts.kit import MODELS, Increase, fronts_of, metric
 from tests.rings import subcases
 from tests.served import COLD, Served, until
+from tests.wire.test_tensors_packed import texts
 
 from weir.client import GrpcClient
 from weir.wire.inference import InferenceRequest, TensorValue
@@ -35,21 +36,15 @@ def tensors(model: str, array: Any, datatype: str = "FP32", **more: Any) -> byte
     return write_request(InferenceRequest(model, [TensorValue(name, datatype, array)], **more))
 
 
-def of_objects(*values: bytes) -> Any:
-    array = numpy.empty(len(values), object)
-    array[:] = values
-    return array
-
-
 CALLS = {
     "tensors": (INFER, tensors("add", ROWS)),
     "an id": (INFER, tensors("add", ROWS, id="mine", parameters={"priority": 1})),
-    "texts": (INFER, tensors("texts", of_objects(b"hi", b"you"), "BYTES")),
+    "texts": (INFER, tensors("texts", texts(b"hi", b"you"), "BYTES")),
     "a large body": (INFER, tensors("mean", numpy.ones((3, 20_000), "<f4"))),
     "more rows than a batch has": (INFER, tensors("add", numpy.ones((300, 2), "<f4"))),
-    "items": (INFER, tensors("square", of_objects(b"3", b"4"), "BYTES")),
-    "measured items": (INFER, tensors("measured", of_objects(b"3"), "BYTES")),
-    "a stream's model": (INFER, tensors("counts", of_objects(b"3"), "BYTES")),
+    "items": (INFER, tensors("square", texts(b"3", b"4"), "BYTES")),
+    "measured items": (INFER, tensors("measured", texts(b"3"), "BYTES")),
+    "a stream's model": (INFER, tensors("counts", texts(b"3"), "BYTES")),
     "an unknown model": (INFER, tensors("none", ROWS)),
     "an unknown version": (INFER, tensors("add", ROWS, version="7")),
     "no message": (INFER, b"\xff\xff"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost.profile import Profile
 from weir.policy.solve import bank
 from weir.policy.solve.bank import Bank, default_rates, solve_bank
 from weir.simulation import banks
@@ -28,14 +28,9 @@ def bank_for(wish: SolveRequest) -> Bank:
     return Bank(wish.profile, wish.prices, wish.workers, wish.objective, **arrays, **predicted)
 
 
-def few_rates(capacity: float) -> Floats:
-    """Return four of the rates at which a bank is solved."""
-    return default_rates(capacity)[::8]
-
-
 def solve_quickly(change: Callable[[object, str, object], None] = setattr) -> None:
     """Have banks solved for fewer rates, and from fewer requests, than a server's are."""
-    change(bank, "default_rates", few_rates)
+    change(bank, "default_rates", lambda capacity: default_rates(capacity)[::8])
     change(banks, "PROMISE_LOADS", (0.3, 0.8))
     change(banks, "PROMISE_REQUESTS", 3_000)
 

@@ -122,8 +122,7 @@ class Composer:
             if draft.rows >= max_rows:
                 break
         group.departed += draft.departed
-        if group.timeout is None or len(group.levels) > 1:
-            group.tidy()
+        group.tidy()
 
 
 def _take_plain(draft: BatchDraft, queue: FifoQueue, count: int) -> None:

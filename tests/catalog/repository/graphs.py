@@ -22,6 +22,11 @@ def onnx_file(
     return bytes(model.SerializeToString())
 
 
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    """Return a node with these inputs and outputs."""
+    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
 def double(*shape: Any, kind: int = TensorProto.FLOAT, op: str = "Add") -> bytes:
     """Return a file that adds its input to itself."""
     node = helper.make_node(op, ["x"] if op == "Identity" else ["x", "x"], ["y"])

@@ -6,16 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.catalog.repository.graphs import node
 
 from weir.catalog.repository.onnx_model import describe, joins_rows, open_session
 
 F, N, S = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
 ONES = np.ones(3, np.float32)
-
-
-def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> Any:
-    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
 
 
 CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], bool | None]] = {

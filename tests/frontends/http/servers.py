@@ -75,6 +75,11 @@ Serve = Callable[
 ]  # serves services for a test, with settings of HttpSettings; it is stopped after the test
 
 
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the type of an error."""
+    return answer.status_code, answer.json()["error"]["type"]
+
+
 def read_all(connection: socket.socket) -> bytes:
     """Return everything until the other side closes."""
     received = b""

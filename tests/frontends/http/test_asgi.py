@@ -11,7 +11,7 @@ import msgspec
 import numpy
 import pytest
 from tests.frontends.http.models import Add, Echo, Square
-from tests.frontends.http.servers import Running, Serve
+from tests.frontends.http.servers import Running, Serve, refusal
 from tests.frontends.http.sockets import until
 from tests.rings import subcases
 
@@ -33,11 +33,6 @@ def inline(model: Any, **settings: Any) -> Service:
 
 def post(server: Running, model: str, content: bytes, content_type: str = JSON, **headers: str) -> httpx.Response:
     return server.client.post(f"/infer/{model}", content=content, headers={"content-type": content_type, **headers})
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Return the status and the type of an error."""
-    return answer.status_code, answer.json()["error"]["type"]
 
 
 @subcases("content_type", ["", "*/*", "application/x-www-form-urlencoded", "application/json; charset=utf-8"])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.described import answer_faults, body_faults
 from tests.frontends.http.models import Echo, Square
-from tests.frontends.http.servers import Running, Serve
+from tests.frontends.http.servers import Running, Serve, refusal
 from tests.rings import subcases
 from tests.tuning.banks import QuickSolver
 
@@ -46,11 +46,6 @@ def wrong() -> Service:
 def get(server: Running, path: str) -> Any:
     """Return the document at `path`."""
     return server.client.get(path).raise_for_status().json()
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Return the status and the type of an error."""
-    return answer.status_code, answer.json()["error"]["type"]
 
 
 class Priced(Model):
