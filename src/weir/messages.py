@@ -219,7 +219,7 @@ class Dispatch:
         wakeup: why the batcher was polled.
         at: the instant of the decision, in seconds of the service's clock.
         attempt: how many times a worker has died with these requests.
-        plain: whether every request is one ITEM, so that the entries of the batch are the requests.
+        plain: whether every request is one ITEM or undivided TENSORS, so that the entries of the batch are the requests.
         seconds: how long the batch has occupied its worker, once it is back.
         entries: the batch's entries, which collate.py keeps here.
         begun: the entries that have received a part, or None.

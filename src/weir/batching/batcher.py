@@ -4,7 +4,7 @@ The driver calls `submit` and `cancel` as requests come and go, then `poll` once
 reports, each followed by `poll`; `expire`, then `poll`, at the instant `next_wakeup`; and `expire` after a `poll` if `has_left_out`. Instants come from one
 clock that never goes back.
 
-An ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one append. If the request is not ordinary, or the
+An ordinary request (one item or row of tensors, unit cost, priority 0) costs a few comparisons and one append. If the request is not ordinary, or the
 queue is full or draining, or the deadline is near, one of those comparisons leads to `_submit_other`.
 
 Bulk requests, whose priority is below 0, wait in a queue of their own, which no policy observes. They get what the others leave: see bulk.py.
@@ -83,7 +83,7 @@ class Poll:
     wakeup: Wakeup
 
 
-ITEM, RETRY = Kind.ITEM, Reason.RETRY
+ITEM, ITEMS, RETRY = Kind.ITEM, Kind.ITEMS, Reason.RETRY
 # A caller that leaves with less than this part of its timeout left counts as missed: its clock may be ahead of ours.
 GIVEN_UP = 0.5
 # Idle workers share what waits if a share takes less than this part of the time of one batch of everything.
@@ -184,8 +184,8 @@ class Batcher:
         return ()
 
     def _is_plain(self, form: Form) -> bool:
-        """Return whether requests of `form` are items of priority 0, one row and unit cost. Most requests have the form of the one before."""
-        if form.rows != 1 or form.cost != 1.0 or form.kind is not ITEM or form.priority:
+        """Return whether requests of `form` are items or tensors of priority 0, one row and unit cost. Most requests have the form of the one before."""
+        if form.rows != 1 or form.cost != 1.0 or form.kind is ITEMS or form.priority:
             return False
         self._plain = form
         return True

@@ -81,8 +81,9 @@ CLASSES_PER_OCTAVE = 4  # size classes for each doubling: the sizes of one class
 
 
 def is_plain(request: Request) -> bool:
-    """Return whether `request` is one item of one row and unit cost, so that such requests need only be counted."""
-    return request.form.rows == 1 and request.form.cost == 1.0 and request.form.kind is Kind.ITEM
+    """Return whether `request` is one item, or one row of tensors, of unit cost, so that such requests need only be counted."""
+    form = request.form
+    return form.rows == 1 and form.cost == 1.0 and form.kind is not Kind.ITEMS
 
 
 class FifoQueue:

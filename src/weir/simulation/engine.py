@@ -149,7 +149,7 @@ class EventLog:
         """Record a batch. When it will start and end (seconds) is known already."""
         requests = cast("list[SimulatedRequest]", cut.requests)
         self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
-        if not cut.plain:
+        if cut.slices is not None or cut.rows != len(requests):
             self._divided(cut, requests, end)
         self._index += [request.index for request in requests]
         self._arrival += [request.arrival for request in requests]
