@@ -9,6 +9,7 @@ A request is identified in a trace by what its caller says, as headers that are 
 from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum, IntEnum
+from math import inf
 from typing import Annotated, Any, NamedTuple, Protocol, TypedDict, cast
 
 import msgspec
@@ -179,6 +180,8 @@ NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming reque
 
 def arrivals_of(requests: Sequence[Request]) -> list[float]:
     """Return the instants at which `requests` arrived, ascending, in seconds."""
+    if len(requests) == 1:
+        return [requests[0].arrival]
     arrivals = [request.arrival for request in requests]
     arrivals.sort()  # one pass when they are in order, which they nearly always are
     return arrivals
@@ -223,6 +226,7 @@ class Dispatch:
         seconds: how long the batch has occupied its worker, once it is back.
         entries: the batch's entries, which collate.py keeps here.
         begun: the entries that have received a part, or None.
+        due: an instant before which no deadline of its requests passes.
         bulk: how many of its rows are bulk work.
         gives_way: whether its worker runs bulk work only, in the time that the others leave.
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
@@ -231,14 +235,14 @@ class Dispatch:
     """
 
     __slots__ = (
-        "_arrivals", "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
+        "_arrivals", "attempt", "at", "batch_id", "begun", "bulk", "cost", "due", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
         "requests", "rows", "seconds", "shorter", "slices", "waiting", "wakeup", "woken_at", "worker",
     )  # fmt: skip
 
     def __init__(
         self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
         rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0, gives_way: bool = False,
+        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0, gives_way: bool = False, due: float = inf,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.worker = worker
@@ -257,6 +261,7 @@ class Dispatch:
         self.padding = padding
         self.bulk = bulk
         self.gives_way = gives_way
+        self.due = due
         self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None
         self.begun: set[int] | None = None
@@ -394,8 +399,14 @@ class Events:
         return [index for index, kind in zip(indices, self.kinds, strict=True) if kind == EventKind.ERROR]
 
 
+# A column of nothing else has no error: to ask for each class whether it is an error takes a call for each.
+_NO_ERRORS = frozenset({bytes, str, int, float, bool, list, dict, tuple, type(None)})
+
+
 def has_failed(column: list[Any]) -> bool:
     """Return whether an entry of `column`, which has values and errors, is an error."""
+    if _NO_ERRORS.issuperset(map(type, column)):
+        return False
     return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
 
 

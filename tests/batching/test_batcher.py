@@ -47,7 +47,7 @@ def test_an_idle_worker_gets_what_there_is() -> None:
     (cut,) = mill.submit(*many(3))
     assert (mill.batcher.has_waiting, mill.batcher.free_places) == (False, 0)
     assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.plain) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
-    assert (mill.batcher.dispatch_of(cut.batch_id), mill.batcher.dispatch_of(7)) == (cut, None)
+    assert mill.batcher.running == {cut.batch_id: cut}
     assert mill.finish(cut) == []
     assert [request.ends for request in mill.accepted] == [[0], [1], [2]]
     assert mill.batcher.is_empty
@@ -231,7 +231,7 @@ def test_many_keys_leave_nothing_behind() -> None:
     queue = mill.batcher._queue
     assert not queue.groups
     assert queue.scheduler._awake.first() is None
-    assert queue.scheduler._parked.first() is None
+    assert queue.scheduler.parked.first() is None
 
 
 # Cancelling.

@@ -44,7 +44,7 @@ FAULTS = {
     # workers
     "limit-lost-by-a-pause": Fault("weir.workers.timer:TimeLimit.go_on", skips("arm")),
     "written-channel-stays-awake": Fault("weir.workers.process.channel:Channel._send_more", skips("remove_writer")),
-    "held-results-only-grow": Fault("weir.workers.arena:Results._settle", forgets("self._held_bytes")),
+    "held-results-only-grow": Fault("weir.workers.arena:Results._settle", forgets("self.unsettled_bytes")),
     "warm-up-is-measured": Fault("weir.workers.run.runner:Runner.starting", forgets("metrics.muted")),
     "fatal-error-of-one-item": Fault("weir.workers.run.steps:each", takes("isinstance(error, fatal)", "False")),
     "padded-with-zeros-only": Fault("weir.workers.run.tensors:_pad_value", value=gives(0)),

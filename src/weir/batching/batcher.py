@@ -21,7 +21,17 @@ from typing import Any
 from weir.batching.bulk import BulkWork, WorkClass, is_bulk
 from weir.batching.collate import Lost
 from weir.batching.compose import BatchDraft, Composer
-from weir.batching.forecast import BULK, IDLE, MARGIN, UNKNOWN_WAIT, QueueForecast, at_once, bounded, greedily
+from weir.batching.forecast import (
+    BULK,
+    IDLE,
+    MARGIN,
+    TURN_FADE,
+    UNKNOWN_WAIT,
+    QueueForecast,
+    at_once,
+    bounded,
+    greedily,
+)
 from weir.batching.group import FifoQueue, Group
 from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import Bound, Rank, RequestQueue
@@ -58,20 +68,15 @@ RECENT = 100  # dispatches that are remembered
 
 
 class History:
-    """The last dispatches, without their requests. `counts` is the number of batches by reason."""
+    """The `records` of the last dispatches, without their requests. `counts` is the number of batches by reason."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(Reason, 0)
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
-
-    def note(self, cut: Dispatch) -> None:
-        """Remember the dispatch `cut`."""
-        self.counts[cut.reason] += 1
-        self._recent.append(cut.record())
+        self.records: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
 
     def recent(self) -> list[dict[str, Any]]:
         """Return the explanations of the last 100 dispatches, oldest first."""
-        return list(map(explained, self._recent))
+        return list(map(explained, self.records))
 
 
 class Poll:
@@ -275,7 +280,8 @@ class Batcher:
         late, self._late = self._late, []
         self._count_suspects()
         for each in self._classes:
-            each.queue.sweep()
+            if each.queue.divided:
+                each.queue.sweep()
         return late
 
     def _settle_late(self, requests: Iterable[Request], now: float) -> None:
@@ -327,7 +333,7 @@ class Batcher:
             each.count_suspects(changed=changed)
 
     def _take_back(self, batch_id: int) -> Dispatch:
-        dispatch = self._running.pop(batch_id)
+        dispatch = self._running.batches.pop(batch_id)
         self._queue.ran(dispatch.bulk - dispatch.rows)
         if dispatch.bulk:
             self._bulk.queue.ran(-dispatch.bulk)
@@ -343,7 +349,8 @@ class Batcher:
         worker = dispatch.worker
         work = self._bulk if dispatch.gives_way else self._interactive
         alone_since = work.places.take_back(worker, batch_id, now)
-        work.suspects.ended(batch_id)
+        if work.suspects.last_tries:
+            work.suspects.last_tries.discard(batch_id)  # it did not end its worker
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         if not dispatch.gives_way:  # those give way to others meanwhile, so their times say nothing
             self._freed = True
@@ -361,7 +368,7 @@ class Batcher:
             service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
-        if not dispatch.missed:
+        if self._forecast.margin and not dispatch.missed:
             self._forecast.made_it()
         batch_id = dispatch.batch_id
         if batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS:
@@ -369,17 +376,10 @@ class Batcher:
             if self._tight < inf:
                 self._tight = self._in_sight
 
-    def dispatch_of(self, batch_id: int) -> Dispatch | None:
-        """Return the running batch with this id; None if there is none."""
-        return self._running.batches.get(batch_id)
-
     def took_turn(self, seconds: float) -> None:
         """Note that a turn of the driver's loop, in which requests arrived, took so many seconds."""
-        self._forecast.took_turn(seconds)
-
-    def is_late(self, batch_id: int, now: float) -> bool:
-        """Return whether requests of this running batch may be past their deadlines; `expire` ends them."""
-        return self._running.is_late(batch_id, now)
+        turn = self._forecast.turn
+        self._forecast.turn = seconds if seconds > turn else TURN_FADE * turn + (1.0 - TURN_FADE) * seconds
 
     def worker_away(self, worker: int) -> None:
         """Give `worker`, which need not be ready, no batch until it is back: it works for another model that shares it."""
@@ -399,9 +399,11 @@ class Batcher:
         for each in self._classes if self._bulk_seen else (self._interactive,):
             if each.suspects.parts:  # before the sweep: the rest of a divided request may wait
                 self._settle_late(each.suspects.passed(now), now)
-            each.queue.sweep()
-        queue.scheduler.wake_due(now)
-        if places.free and self._cut_again(self._interactive, polled):
+            if each.queue.divided:
+                each.queue.sweep()
+        if queue.scheduler.parked.entries:
+            queue.scheduler.wake_due(now)
+        if places.free and (not self._interactive.suspects.parts or self._cut_again(self._interactive, polled)):
             self._cut_as_decided(polled)
             if self._bulk_seen and bulk.waiting and places.free and not bulk.workers:
                 self._cut_bulk(places, polled)
@@ -422,7 +424,8 @@ class Batcher:
         places, scheduler = self._places, self._queue.scheduler
         if self._freed:
             self._freed = False
-            scheduler.wake_some()
+            if scheduler.parked.entries:
+                scheduler.wake_some()
         while places.free and (group := scheduler.first()) is not None:
             self._ask(group, polled)
 
@@ -449,7 +452,7 @@ class Batcher:
         self._take(self._interactive, group, draft, now)
         if not draft.requests:
             return
-        queue.scheduler.led(group)
+        queue.scheduler.express_was_last = group.express
         if self._bulk_seen and self._fill_up(draft, group, oldest_arrival, now):
             # Bulk work may be due before all that leads the batch.
             rank = min(earliest_deadline, *[request.deadline for request in draft.requests]), oldest_arrival
@@ -486,7 +489,7 @@ class Batcher:
             draft = self._composer.draft(self.settings.max_batch_size, min(self._max_cost, limit), now)
             self._take(bulk, group, draft, now)
             if draft.requests:
-                scheduler.led(group)
+                scheduler.express_was_last = group.express
                 draft.bulk = draft.rows
                 self._start(polled, worker, draft, BULK, waiting, rank)
 
@@ -556,18 +559,21 @@ class Batcher:
         assert worker is not None  # only called with a place free; otherwise this is a bug
         batch_id, now, bulk = self._next_id, polled.now, draft.bulk
         self._next_id += 1
-        work = self._served_by(worker.index)
-        work.places.give(worker, batch_id, alone=reason is RETRY, bulk=reason is BULK)
+        gives_way = worker.index in self._bulk.workers
+        (self._bulk if gives_way else self._interactive).places.give(
+            worker, batch_id, alone=reason is RETRY, bulk=reason is BULK
+        )
         dispatch = Dispatch(
             batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, now - rank[1],
-            limit, polled.wakeup, now, draft.attempt, draft.plain, draft.padding, bulk, work is self._bulk,
+            limit, polled.wakeup, now, draft.attempt, draft.plain, draft.padding, bulk, gives_way, rank[0],
         )  # fmt: skip
         polled.cut.append(dispatch)
-        self._running.add(dispatch, rank[0])
+        self._running.batches[batch_id] = dispatch
         self._queue.ran(draft.rows - bulk)
         if bulk:
             self._bulk.queue.ran(bulk)
-        self._history.note(dispatch)
+        self._history.counts[reason] += 1
+        self._history.records.append(dispatch.record())
         return dispatch
 
     @property
@@ -576,7 +582,9 @@ class Batcher:
         if self._late:
             return self._late_at
         scheduler, running = self._queue.scheduler, self._running
-        soonest = min(scheduler.end_of_wait(), scheduler.earliest_deadline(), running.earliest_deadline())
+        soonest = min(scheduler.earliest_deadline(), running.earliest_deadline())
+        if scheduler.parked.entries:
+            soonest = min(soonest, scheduler.end_of_wait())
         if self._bulk_seen and self._bulk.waiting:
             soonest = min(soonest, self._bulk.queue.scheduler.earliest_deadline())
         for each in self._classes:
@@ -621,12 +629,18 @@ class Batcher:
 
     def could_grow(self, least: int) -> bool:
         """Return whether at least so many rows wait, a worker is free for them, and a batch has room for more."""
-        return bool(self._places.free) and least <= self._queue.waiting < self.settings.max_batch_size
+        queue = self._queue
+        return bool(self._places.free) and least <= queue.arrivals - queue.departed < self.settings.max_batch_size
 
     @property
     def waiting_rows(self) -> int:
         """How many rows wait, bulk work included."""
         return self._queue.waiting + self._bulk.waiting
+
+    @property
+    def waiting_interactive(self) -> int:
+        """How many rows wait, without bulk work."""
+        return self._queue.arrivals - self._queue.departed
 
     @property
     def waiting_bulk(self) -> int:
@@ -678,7 +692,10 @@ class Batcher:
     @property
     def has_waiting(self) -> bool:
         """Whether there is anything to decide, or `expire` has anything to return."""
-        return bool(self.claim or self._bulk.suspects.parts or self._late)
+        queue = self._queue
+        if queue.arrivals != queue.departed or self._late or self._interactive.suspects.parts:
+            return True
+        return self._bulk_seen and bool(self._bulk.waiting or self._bulk.suspects.parts)
 
     @property
     def has_left_out(self) -> bool:

@@ -61,6 +61,12 @@ def to_batch(dispatch: Dispatch) -> Batch:
     """Return the batch for the worker of `dispatch`. Payloads stay as they are; tensors are sliced, not copied."""
     if dispatch.plain:
         requests = dispatch.requests
+        if len(requests) == 1:
+            (request,) = requests
+            form, payloads = request.form, [request.payload]
+            return Batch(
+                dispatch.batch_id, payloads, form.content_type, form.accept, dispatch.attempt, requests=requests
+            )
         payloads = [request.payload for request in requests]
     else:
         entries = entries_of(dispatch)

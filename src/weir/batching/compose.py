@@ -122,7 +122,8 @@ class Composer:
             if draft.rows >= max_rows:
                 break
         group.departed += draft.departed
-        group.tidy()
+        if group.timeout is None or len(group.levels) > 1:
+            group.tidy()
 
 
 def _take_plain(draft: BatchDraft, queue: FifoQueue, count: int) -> None:

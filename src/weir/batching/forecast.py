@@ -102,10 +102,6 @@ class QueueForecast:
             return seen.now + needed
         return seen.now + max(needed, min(needed + margin, group.last_deadline(rows) - seen.now))
 
-    def took_turn(self, seconds: float) -> None:
-        """Note that a turn of the driver's loop took so many `seconds`."""
-        self.turn = seconds if seconds > self.turn else TURN_FADE * self.turn + (1.0 - TURN_FADE) * seconds
-
     def missed(self, request: Request) -> None:
         """Note that `request` was started and had no response by its deadline: leave more time from now on, up to half of what it had to spare.
 

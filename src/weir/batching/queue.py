@@ -79,19 +79,20 @@ WOKEN_AT_ONCE = 64
 class GroupScheduler:
     """Says which group is next: the awake groups by rank, and the groups that wait by the instant until which they do."""
 
-    __slots__ = ("_awake", "_express", "_express_was_last", "_parked")
+    __slots__ = ("_awake", "_express", "express_was_last", "parked")
 
     def __init__(self) -> None:
         self._awake: IndexedHeap[Group] = IndexedHeap()
         self._express: IndexedHeap[Group] = IndexedHeap()  # awake groups of express calls
-        self._express_was_last = False
-        self._parked: IndexedHeap[Group] = IndexedHeap()
+        self.express_was_last = False  # the last batch that was cut is of such a group
+        self.parked: IndexedHeap[Group] = IndexedHeap()  # the groups that sleep
 
     def wake(self, group: Group) -> None:
         """Wake `group`, or give it its new place if its rank has changed."""
         if group.asleep:
             group.asleep = False
-            self._parked.discard(group)
+            if self.parked.entries:
+                self.parked.discard(group)
         rank = group.rank()
         group.turn = rank[0]
         (self._express if group.express else self._awake).put(group, rank)
@@ -100,37 +101,32 @@ class GroupScheduler:
         """Have `group` sleep until then, as its policy waits."""
         group.asleep = True
         self._awake.discard(group)
-        self._parked.put(group, (until, 0.0))
+        self.parked.put(group, (until, 0.0))
 
     def close(self, group: Group) -> None:
         """Forget `group`, which is empty."""
-        (self._parked if group.asleep else self._express if group.express else self._awake).discard(group)
+        (self.parked if group.asleep else self._express if group.express else self._awake).entries.pop(group, None)
         group.asleep = True
-
-    def led(self, group: Group) -> None:
-        """Note that a batch of `group` was cut."""
-        self._express_was_last = group.express
 
     def wake_due(self, now: float) -> None:
         """Wake the groups whose wait has ended."""
-        while self._parked.entries and (first := self._parked.first()) is not None and first[0][0] <= now:
+        while self.parked.entries and (first := self.parked.first()) is not None and first[0][0] <= now:
             self.wake(first[1])
 
     def wake_some(self) -> None:
         """Wake the groups that have slept longest, because a place is free."""
-        if self._parked.entries:
-            for group in self._parked.members(WOKEN_AT_ONCE):
-                self.wake(group)
+        for group in self.parked.members(WOKEN_AT_ONCE):
+            self.wake(group)
 
     def wake_all(self) -> None:
         """Wake every group."""
-        for group in self._parked.members(len(self._parked)):
+        for group in self.parked.members(len(self.parked)):
             self.wake(group)
 
     def first(self) -> Group | None:
         """Return the group that is next; None if all sleep."""
         awake = self._awake
-        if self._express.entries and not (self._express_was_last and awake.entries):
+        if self._express.entries and not (self.express_was_last and awake.entries):
             awake = self._express
         while (first := awake.first()) is not None:
             rank, group = first
@@ -145,20 +141,20 @@ class GroupScheduler:
 
     def next(self) -> Group | None:
         """Return the group that is next, awake or not; None if there is none."""
-        first = self._parked.first()
+        first = self.parked.first()
         return self.first() or (None if first is None else first[1])
 
     def end_of_wait(self) -> float:
         """Return the earliest instant until which a group waits; infinity if none does."""
-        first = self._parked.first()
+        first = self.parked.first()
         return inf if first is None else first[0][0]
 
     def earliest_deadline(self) -> float:
         """Return an instant before which no deadline of an awake group passes; infinity if all sleep."""
-        first = self._awake.first()
-        earliest = inf if first is None else first[0][0]
-        if self._express.entries and (express := self._express.first()) is not None:
-            earliest = min(earliest, express[0][0])
+        earliest = inf
+        for awake in (self._awake, self._express):
+            if awake.entries and (first := awake.first()) is not None and first[0][0] < earliest:
+                earliest = first[0][0]
         return earliest
 
     def passed(self, now: float) -> list[Group]:
@@ -180,7 +176,7 @@ class RequestQueue:
     """
 
     __slots__ = (
-        "_divided", "_queue_type", "_last_empty", "again", "arrivals", "capacity", "ceiling", "cost", "departed", "groups", "last_arrival", "max_cost", "max_rows",
+        "_last_empty", "_queue_type", "again", "arrivals", "capacity", "ceiling", "cost", "departed", "divided", "groups", "last_arrival", "max_cost", "max_rows",
         "running", "scheduler",
     )  # fmt: skip
 
@@ -199,7 +195,7 @@ class RequestQueue:
         self.running = 0  # rows that are with workers
         self.again = 0  # rows that are to run again because their worker died
         self._last_empty: Group | None = None
-        self._divided: dict[int, Request] = {}  # by id(): dispatched in part; the rest still waits
+        self.divided: dict[int, Request] = {}  # by id(): dispatched in part; the rest still waits
         self.groups: dict[Hashable, Group] = {}
         self.scheduler = GroupScheduler()
         self.arrivals = 0
@@ -286,7 +282,7 @@ class RequestQueue:
         """Take the rest of a waiting request out, which was settled."""
         group = self.groups[request.form.key]
         self._remove(group, request)
-        self._divided.pop(id(request), None)
+        self.divided.pop(id(request), None)
         if not group.waiting:
             self.reconsider(group)
 
@@ -308,18 +304,16 @@ class RequestQueue:
         """Note what `draft` has taken from `group`."""
         self.depart(draft.departed, draft.departed_cost)
         for request in draft.late:
-            self._divided.pop(id(request), None)
+            self.divided.pop(id(request), None)
         for request in draft.divided:
-            self._divided[id(request)] = request
+            self.divided[id(request)] = request
         self.reconsider(group)
 
     def sweep(self) -> None:
         """Take the rest of divided requests out that were settled while it waited."""
-        if not self._divided:
-            return
-        for key, request in list(self._divided.items()):
+        for key, request in list(self.divided.items()):
             if request.taken >= request.form.rows:
-                del self._divided[key]
+                del self.divided[key]
             elif request.settled:
                 self.leave(request)
 
@@ -340,7 +334,7 @@ class RequestQueue:
                 settle(request)
                 late.append(request)
                 self._remove(group, request)
-                self._divided.pop(id(request), None)
+                self.divided.pop(id(request), None)
             self.reconsider(group)
         return late
 
@@ -349,7 +343,7 @@ class RequestQueue:
         for group in self.groups.values():
             self.scheduler.close(group)
         self.groups.clear()
-        self._divided.clear()
+        self.divided.clear()
         self.depart(self.waiting, self.cost)
 
 

@@ -27,7 +27,9 @@ class CrashRetry:
 
     def __init__(self) -> None:
         self.parts: deque[RetryBatch] = deque()
-        self._last_tries: set[int] = set()  # ids of batches that are the last try of their entry
+        self.last_tries: set[int] = (
+            set()
+        )  # ids of batches that are the last try of their entry; one that comes back is removed
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -39,8 +41,8 @@ class CrashRetry:
         left = [(index, entry) for index, entry in enumerate(entries) if not is_done(entry)]
         interrupted = [entry for index, entry in left if index in begun]
         suspects = [entry for index, entry in left if index not in begun]
-        if dispatch.batch_id in self._last_tries:
-            self._last_tries.discard(dispatch.batch_id)
+        if dispatch.batch_id in self.last_tries:
+            self.last_tries.discard(dispatch.batch_id)
             return Lost(dispatch, suspects, interrupted)
         self._halve(suspects, dispatch.attempt + 1, last=len(entries) == 1)
         return Lost(dispatch, [], interrupted)
@@ -63,11 +65,7 @@ class CrashRetry:
     def started(self, batch_id: int, part: RetryBatch) -> None:
         """Note that `part` runs as batch `batch_id`."""
         if part.last:
-            self._last_tries.add(batch_id)
-
-    def ended(self, batch_id: int) -> None:
-        """Note that a batch came back: it did not end its worker."""
-        self._last_tries.discard(batch_id)
+            self.last_tries.add(batch_id)
 
     def entries(self) -> list[Entry]:
         """Return all entries that are to run again and are not done."""
@@ -92,7 +90,7 @@ class CrashRetry:
     def clear(self) -> None:
         """Forget all entries."""
         self.parts.clear()
-        self._last_tries.clear()
+        self.last_tries.clear()
 
 
 def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDraft:

@@ -85,7 +85,9 @@ class ServiceTime:
 
     def lower(self, rows: float) -> float:
         """Return a service time within which hardly any batch of `rows` is done."""
-        return max(0.0, self.expected(rows) - 2.0 * self._spread)
+        x = rows * self._row_cost  # as in `upper`
+        seconds = self._fixed + self._slope * (x if x < self._max_cost else self._max_cost) - 2.0 * self._spread
+        return seconds if seconds > 0.0 else 0.0
 
     def alone(self, rows: float, length: float) -> float:
         """Return a service time within which hardly any batch of `rows` of such a `length` is done; the length counts where batches are padded."""

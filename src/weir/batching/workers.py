@@ -134,40 +134,29 @@ class Places:
 
 
 class Running:
-    """The running batches by id, each with its earliest deadline (or an earlier instant, which is corrected when it has come)."""
+    """The running `batches` by id: whoever cuts or ends one adds or removes it. Its `due` is its earliest deadline, or an earlier instant, which is
+    corrected when it has come."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Dispatch] = {}
-        self._deadlines: dict[int, float] = {}
-
-    def add(self, dispatch: Dispatch, earliest_deadline: float) -> None:
-        """Add a batch that goes to its worker."""
-        self.batches[dispatch.batch_id] = dispatch
-        self._deadlines[dispatch.batch_id] = earliest_deadline
-
-    def pop(self, batch_id: int) -> Dispatch:
-        """Remove and return a batch that is back, or lost. Raises KeyError if it does not run."""
-        del self._deadlines[batch_id]
-        return self.batches.pop(batch_id)
 
     def earliest_deadline(self) -> float:
         """Return an instant before which no deadline passes; infinity if nothing runs."""
-        return min(self._deadlines.values(), default=inf)
-
-    def is_late(self, batch_id: int, now: float) -> bool:
-        """Return whether a deadline of the batch may have passed; False if it does not run."""
-        return self._deadlines.get(batch_id, inf) <= now
+        earliest = inf
+        for each in self.batches.values():
+            if each.due < earliest:
+                earliest = each.due
+        return earliest
 
     def passed(self, now: float) -> list[Request]:
         """Return the unsettled requests whose deadline is not after `now`."""
         late = []
-        for batch_id, earliest in self._deadlines.items():
-            if earliest > now:
+        for each in self.batches.values():
+            if each.due > now:
                 continue
-            alive = [request for request in self.batches[batch_id].requests if not request.settled]
+            alive = [request for request in each.requests if not request.settled]
             late += [request for request in alive if request.deadline <= now]
-            left = [request.deadline for request in alive if request.deadline > now]
-            self._deadlines[batch_id] = min(left, default=inf)
+            each.due = min((request.deadline for request in alive if request.deadline > now), default=inf)
         return late
 
     def find(self, request: Request) -> list[Dispatch]:

@@ -16,7 +16,7 @@ class Backoff:
         self._longest = longest
         self._longest_after_load = longest_after_load
         self._patience = patience
-        self._deaths = 0
+        self.deaths = 0
         self._failures = 0
         self._refusals = 0
 
@@ -27,8 +27,8 @@ class Backoff:
         """
         if suspect:
             return 0.0
-        self._deaths += 1
-        return min(self._wait(self._deaths - 1), self._longest_after_load)
+        self.deaths += 1
+        return min(self._wait(self.deaths - 1), self._longest_after_load)
 
     @property
     def failures(self) -> int:
@@ -56,7 +56,7 @@ class Backoff:
 
     def finished(self) -> None:
         """Note that a batch was finished: the deaths are forgotten."""
-        self._deaths = 0
+        self.deaths = 0
 
     def _wait(self, earlier: int) -> float:
         # Beyond 2**30 times `first` the limit has long been reached, whatever it is.

@@ -9,15 +9,15 @@
 | over    | the channel has its response or its error, or nothing | -                                        |
 
 `ChannelCall` has these states. A kind of request derives its class from it: InferenceCall is a request with tensors, TextCall (text_server/http.py) one for texts.
-A channel derives its own class from one of these, which sends a response or an error, and calls `leave` when the caller has left. HTTP's fast path alone
-has these steps in its own request with tensors or an item, which is the queue entry too.
+A channel derives its own class from one of these, which sends a response or an error, and calls `leave` when the caller has left. A request on HTTP's fast
+path is a ChannelCall and the queue entry in one, with the constructors of both inlined: only its threads need the states.
 """
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weir.errors import ModelNotReady, WeirError
 from weir.protocols.account import CLAIM, Account, Claim
@@ -36,20 +36,29 @@ class Writing(NamedTuple):
     write: Callable[[], Any]
 
 
+CALL_SLOTS = ("_claim", "_stop", "account", "over", "received_bytes")
+
+
 class ChannelCall:
     """One request, whose message had `received_bytes`; what it takes in addition is charged to `account` until its end.
 
     It ends once: by the channel's `send` or `fail`, by `ended` after the last part of a response, or by `leave`. `over` says whether it has ended.
     """
 
-    __slots__ = ("_claim", "_stop", "account", "over", "received_bytes")
+    if not TYPE_CHECKING:
+        __slots__ = ()  # whoever derives from this has CALL_SLOTS: only so can a queue entry derive from it, too
+    account: Account
+    received_bytes: int
+    over: bool
+    _claim: Claim | None
+    _stop: Stop | None  # what is under way
 
     def __init__(self, account: Account, received_bytes: int) -> None:
         self.account = account
         self.received_bytes = received_bytes
         self.over = False
-        self._claim: Claim | None = None
-        self._stop: Stop | None = None  # what is under way
+        self._claim = None
+        self._stop = None
 
     # What a channel adds.
 
@@ -190,7 +199,7 @@ class ChannelCall:
 class InferenceCall(ChannelCall):
     """One request with tensors. `exchange` is None until its model is known. `submit`, `infer` and `stream` are steps for `attempt`."""
 
-    __slots__ = ("exchange",)
+    __slots__ = (*CALL_SLOTS, "exchange")
 
     def __init__(self, account: Account, received_bytes: int) -> None:
         super().__init__(account, received_bytes)

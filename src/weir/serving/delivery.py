@@ -95,10 +95,6 @@ class Delivery:
         for request in requests:
             self.give_error(request, error(request), now)
 
-    def dispatched(self, dispatch: Dispatch) -> None:
-        """Tell the observers that a batch was handed to a worker."""
-        self.tell("dispatched", dispatch)
-
     def refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not accepted."""
         self.ended_outside(request.form.frontend, error, 0.0)

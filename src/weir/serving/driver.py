@@ -85,6 +85,7 @@ class Driver(BatcherUser):
     ) -> None:  # fmt: skip
         """`hooks` makes what runs the hooks of the service, for this driver. Raises SettingsError if the model cannot take turns with those of `device`."""
         self.batcher = batcher
+        self._running = batcher.running
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
         self.streaming = streaming
@@ -275,8 +276,9 @@ class Driver(BatcherUser):
                 self._delivery.refused(request, error)
             raise
         else:
-            if not self._polling:
-                self._schedule_poll(now)
+            if not self._polling:  # as _schedule_poll does, which would be one more call for each lone request
+                self._polling, self._turn_began = True, now
+                self._loop.call_soon(self._poll_arrivals)
 
     def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
         """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival. Return those that were not accepted, each
@@ -466,12 +468,12 @@ class Driver(BatcherUser):
     def deliver(self, worker: int, events: Events) -> None:
         """Give the callers what has come of a batch; with its end, the worker gets its next one."""
         now = self._clock()
-        dispatch = self.batcher.dispatch_of(events.batch_id)
+        dispatch = self._running.get(events.batch_id)
         if dispatch is None:
             for output in events.outputs:
                 discard(output)
             return
-        if self.batcher.is_late(events.batch_id, now):
+        if dispatch.due <= now:
             self._expire(now)  # a response after the deadline does not count
         if events.final:
             # The freed worker gets its next batch before the responses of this one are delivered.
@@ -488,7 +490,8 @@ class Driver(BatcherUser):
             self._cancel(worker, events.batch_id, failed)
         for request, error in refused:
             self._end(request, error, now)
-        self._note_if_emptied()
+        if self.draining:
+            self._note_if_emptied()
 
     def _leave_out_rest(self, dispatch: Dispatch) -> None:
         """Have workers leave out the other pieces of divided requests that have ended with a piece in this batch."""
@@ -528,7 +531,8 @@ class Driver(BatcherUser):
             self._schedule_poll(now)
             return
         self._polling = self._looked_again = False
-        self._call_bulk_workers()
+        if self._start_bulk is not None:
+            self._call_bulk_workers()
         self._poll(Wakeup.ARRIVAL, now)
         if self._no_worker is not None and not self.batcher.workers and not self.not_ready_reason:
             self._no_worker()
@@ -551,25 +555,25 @@ class Driver(BatcherUser):
                 self._timer.arm(outside.next_deadline())
 
     def _poll(self, wakeup: Wakeup, now: float) -> None:
-        if not (self.batcher.has_waiting or self._has_outside or self.draining):
+        batcher, outside = self.batcher, self.outside.waiting or self.outside_bulk.waiting
+        if not (batcher.has_waiting or outside or self.draining):
             return  # there is nothing to decide, and the timer is armed for what runs
-        if self._measuring:
+        if not self._measuring:
+            self._run_all(batcher.poll(now, wakeup))
+            while outside and self._has_outside and self._admit(now):
+                self._run_all(batcher.poll(now, Wakeup.ARRIVAL))
+            if self.draining and not self._has_outside and not self._batcher_draining:
+                self._batcher_draining = True
+                batcher.drain()
+                self._run_all(batcher.poll(now, wakeup))
+            if batcher.has_left_out:
+                self._expire(now)  # at once: whoever is called before would take them for ended
+            if batcher.policy_error is not None:
+                self._policy_raised(batcher.policy_error)
+        if outside or batcher.has_waiting:
             self._arm()
+        if self.draining:
             self._note_if_emptied()
-            return
-        self._run_all(self.batcher.poll(now, wakeup), now)
-        while self._has_outside and self._admit(now):
-            self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
-        if self.draining and not self._has_outside and not self._batcher_draining:
-            self._batcher_draining = True
-            self.batcher.drain()
-            self._run_all(self.batcher.poll(now, wakeup), now)
-        if self.batcher.has_left_out:
-            self._expire(now)  # at once: whoever is called before would take them for ended
-        if self.batcher.policy_error is not None:
-            self._policy_raised(self.batcher.policy_error)
-        self._arm()
-        self._note_if_emptied()
 
     @property
     def _has_outside(self) -> bool:
@@ -583,8 +587,8 @@ class Driver(BatcherUser):
                 "the policy of model %r failed; its batches did not wait", self._delivery.model, exc_info=error
             )
 
-    def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
-        others = len(dispatches) + self.batcher.waiting_rows - self.batcher.waiting_bulk
+    def _run_all(self, dispatches: list[Dispatch]) -> None:
+        others = len(dispatches) + self.batcher.waiting_interactive
         for dispatch in dispatches:
             if self._woken_at is not None:
                 self._note_woken(dispatch, self._woken_at)
@@ -599,7 +603,9 @@ class Driver(BatcherUser):
             except Exception as error:
                 self._could_not_run(dispatch, batch, error)
             if self._hooks is None:
-                self._delivery.dispatched(dispatch)
+                self._delivery.tell("dispatched", dispatch)
+            if dispatch.due < self._timer.armed:
+                self._timer.arm(dispatch.due)
 
     def _note_woken(self, dispatch: Dispatch, woken_at: float) -> None:
         """Tell a batch that its requests have waited for a worker to start; the first one that has not is the last to be asked."""
@@ -616,10 +622,10 @@ class Driver(BatcherUser):
 
     def handed(self, batch_id: int) -> None:
         """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""
-        dispatch = self.batcher.dispatch_of(batch_id)
+        dispatch = self._running.get(batch_id)
         if dispatch is not None:
             dispatch.at = self._clock()
-            self._delivery.dispatched(dispatch)
+            self._delivery.tell("dispatched", dispatch)
 
     def _could_not_run(self, dispatch: Dispatch, batch: Batch, error: Exception) -> None:
         logger.exception("batch %d could not be handed to worker %d", dispatch.batch_id, dispatch.worker)

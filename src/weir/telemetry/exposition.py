@@ -419,17 +419,17 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
     (
         "nv_inference_compute_input_duration_us",
         "Decoding and preprocess, counted for each request of a batch.",
-        lambda each: _MICROSECONDS * each.statistics.requests.seconds.preprocess,
+        lambda each: _MICROSECONDS * each.statistics.requests.seconds[0],
     ),
     (
         "nv_inference_compute_infer_duration_us",
         "predict, counted for each request of a batch.",
-        lambda each: _MICROSECONDS * each.statistics.requests.seconds.predict,
+        lambda each: _MICROSECONDS * each.statistics.requests.seconds[1],
     ),
     (
         "nv_inference_compute_output_duration_us",
         "postprocess and encoding, counted for each request of a batch.",
-        lambda each: _MICROSECONDS * each.statistics.requests.seconds.postprocess,
+        lambda each: _MICROSECONDS * each.statistics.requests.seconds[2],
     ),
 )
 

@@ -52,6 +52,11 @@ class Histogram:
         """
         bounds, counts = self.bounds, self.counts
         end = len(instants)
+        if end == 1:
+            spent = now - instants[0]
+            counts[bisect_left(bounds, spent)] += 1
+            self.sum += spent
+            return spent
         spent = end * now - sum(instants)
         self.sum += spent
         bucket = bisect_left(bounds, now - instants[-1])
@@ -146,12 +151,15 @@ class Steps:
 
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = Timing(0.0, 0.0, 0.0)
+        self.seconds = [0.0, 0.0, 0.0]
 
     def add(self, count: int, timing: Timing) -> None:
         """Add the steps of a batch, once for each of `count`."""
         self.count += count
-        self.seconds = Timing(*[before + count * seconds for before, seconds in zip(self.seconds, timing, strict=True)])
+        seconds, (preprocess, predict, postprocess) = self.seconds, timing
+        seconds[0] += count * preprocess
+        seconds[1] += count * predict
+        seconds[2] += count * postprocess
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         """Return the three by the names of the statistics extension."""
@@ -184,7 +192,6 @@ class Recorder(SilentObserver):
         waited: requests, and their time in the queue.
         requests: the steps of batches, once for each request in them.
         by_rows: the steps of batches, once for each batch, by its rows.
-        last_inference_ms: time of day of the last batch in milliseconds since 1970; 0 before the first.
         reported: the model's own metrics, of all its workers.
     """
 
@@ -203,7 +210,8 @@ class Recorder(SilentObserver):
         )
         self.bulk_rows = 0
         self.bulk_total = Histogram(BULK_SECONDS)
-        self.inference_count = self.execution_count = self.last_inference_ms = 0
+        self.inference_count = self.execution_count = 0
+        self._last_inference = 0.0  # seconds since 1970
         self.success, self.fail, self.waited = Total(), Total(), Total()
         self.requests = Steps()
         self.by_rows: dict[int, Steps] = {}
@@ -217,18 +225,20 @@ class Recorder(SilentObserver):
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         """Count a batch, and the time for which its requests have waited."""
+        rows, waited = dispatch.rows, self.waited
         self.batches[dispatch.reason] += 1
         if self._detailed:
-            self.rows.observe(dispatch.rows)
+            self.rows.observe(rows)
         self.bulk_rows += dispatch.bulk
-        if dispatch.attempt or dispatch.bulk == dispatch.rows:
+        if dispatch.attempt or dispatch.bulk == rows:
             return  # their wait was counted when they were dispatched first; and that of bulk work does not count
         if dispatch.slices is None and not dispatch.bulk:
             arrivals = dispatch.arrivals
         else:
             arrivals = arrivals_of(_interactive(_first_pieces(dispatch)))
         if arrivals:
-            self.waited.add(len(arrivals), self._spent(self.queue, arrivals, dispatch.at))
+            waited.count += len(arrivals)
+            waited.seconds += self._spent(self.queue, arrivals, dispatch.at)
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Count requests that had their end at `now` (seconds)."""
@@ -240,14 +250,14 @@ class Recorder(SilentObserver):
             if self.bulk_rows
             else self._spent(self.total, arrivals_of(requests), now)
         )
-        if error is None:
-            self.success.add(count, spent)
-        elif not isinstance(error, Cancelled):
-            self.fail.add(count, spent)
+        if error is None or not isinstance(error, Cancelled):
+            ends = self.success if error is None else self.fail
+            ends.count += count
+            ends.seconds += spent
         if not self._detailed:
             return
-        frontends = [request.form.frontend for request in requests]
-        first = frontends[0]
+        first = requests[0].form.frontend
+        frontends = [first] if count == 1 else [request.form.frontend for request in requests]
         if frontends.count(first) == count:
             self.ended[first, kind] += count
         else:
@@ -272,13 +282,13 @@ class Recorder(SilentObserver):
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch that came back, and the times of its steps."""
         if self._detailed:
-            self.preprocess.observe(timing.preprocess)
-            self.predict.observe(timing.predict)
-            self.postprocess.observe(timing.postprocess)
+            self.preprocess.observe(timing[0])
+            self.predict.observe(timing[1])
+            self.postprocess.observe(timing[2])
         rows = dispatch.rows
         self.inference_count += rows
         self.execution_count += 1
-        self.last_inference_ms = round(1e3 * self._time_of_day())
+        self._last_inference = self._time_of_day()
         self.requests.add(len(dispatch.requests), timing)
         steps = self.by_rows.get(rows)
         if steps is None:
@@ -329,7 +339,7 @@ class Recorder(SilentObserver):
         ends = {"success": self.success.to_dict(), "fail": self.fail.to_dict(), "queue": self.waited.to_dict()}
         caching = {"cache_hit": nothing, "cache_miss": nothing}
         return {
-            "last_inference": self.last_inference_ms,
+            "last_inference": round(1e3 * self._last_inference),
             "inference_count": self.inference_count,
             "execution_count": self.execution_count,
             "inference_stats": {**ends, **self.requests.to_dict(), **caching},

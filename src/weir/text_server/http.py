@@ -19,7 +19,7 @@ from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, Ht
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.call import ChannelCall, Writing
+from weir.protocols.call import CALL_SLOTS, ChannelCall, Writing
 from weir.protocols.exchange import PassedOn
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, charge_body
@@ -299,7 +299,7 @@ class HttpTexts:
 class TextCall(ChannelCall):
     """A request at the endpoint of `texts`, with the body `payload`, from `peer`; see ChannelCall. A channel adds `send` and, before `compute`, the `head`."""
 
-    __slots__ = ("exchange", "head", "headers", "made", "payload", "peer", "texts")
+    __slots__ = (*CALL_SLOTS, "exchange", "head", "headers", "made", "payload", "peer", "texts")
     head: TextHead
 
     def __init__(self, texts: HttpTexts, account: Account, headers: Headers, payload: bytes, peer: str | None) -> None:

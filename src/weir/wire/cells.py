@@ -372,6 +372,7 @@ def _unpickle(data: bytes | None) -> Any:
 BUILTIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set})
 
 Complain = Callable[[str], WeirError]
+_BYTES = {bytes}
 
 
 class Placed(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -434,10 +435,10 @@ def pack_cells(
     arena that `places` knows. For a value with a method `as_plain`, its result is sent.
     """
     types = set(map(type, values))
-    if any(hasattr(kind, "as_plain") for kind in types):
+    if types != _BYTES and any(hasattr(kind, "as_plain") for kind in types):
         values = [value.as_plain() if hasattr(value, "as_plain") else value for value in values]
         types = set(map(type, values))
-    if types == {bytes}:
+    if types == _BYTES:
         if places is None or max(map(len, values)) < LARGE_BYTES:
             return Cells(inline=values)
     elif types == {dict} and places is not None and (alike := pack_alike(values, places)) is not None:

@@ -140,7 +140,7 @@ class _Events(msgspec.Struct, array_like=True, tag=8):
     indices: list[int] | None
     kinds: list[int] | None
     final: bool
-    timing: tuple[float, float, float] | None
+    timing: Timing | None
     measured: list[MetricReport] | None = None
 
 
@@ -158,13 +158,18 @@ def encode_batch(
 
     A payload that cannot be pickled is replaced by an InvalidRequest. If the frame would be too long, every payload is.
     """
-    content_types, accepts = _collapse(batch.content_types), _collapse(batch.accepts)
-
-    def body(payloads: list[Any], places: BufferPlacer | None) -> _Batch:
-        cells = pack_cells(payloads, places, InvalidRequest, content_types)
-        return _Batch(batch.batch_id, batch.attempt, content_types, accepts, cells, batch.share)
-
-    return _bounded(body, batch.payloads, places, InvalidRequest, max_frame_bytes)
+    content_types, accepts = batch.content_types, batch.accepts
+    if type(content_types) is not str:
+        content_types = _collapse(content_types)
+    if type(accepts) is not str:
+        accepts = _collapse(accepts)
+    cells = pack_cells(batch.payloads, places, InvalidRequest, content_types)
+    frame = framed(_Batch(batch.batch_id, batch.attempt, content_types, accepts, cells, batch.share), _encode_into)
+    if len(frame) - 4 <= max_frame_bytes:
+        return frame
+    refused = _too_long(frame, cells, batch.payloads, places, InvalidRequest, max_frame_bytes)
+    cells = pack_cells(refused, None, InvalidRequest, content_types)
+    return framed(_Batch(batch.batch_id, batch.attempt, content_types, accepts, cells, batch.share), _encode_into)
 
 
 def encode_events(
@@ -175,52 +180,42 @@ def encode_events(
     An output that cannot be pickled is replaced by a ModelError. If the frame would be too long, every output is.
     """
     kinds = None if events.kinds is None else list(events.kinds)
-
-    def body(outputs: list[Any], places: BufferPlacer | None) -> _Events:
-        cells = pack_cells(outputs, places, ModelError)
-        return _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing, events.measured)
-
-    return _bounded(body, events.outputs, places, ModelError, max_frame_bytes)
+    cells = pack_cells(events.outputs, places, ModelError)
+    body = _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing, events.measured)
+    frame = framed(body, _encode_into)
+    if len(frame) - 4 <= max_frame_bytes:
+        return frame
+    refused = _too_long(frame, cells, events.outputs, places, ModelError, max_frame_bytes)
+    body.cells = pack_cells(refused, None, ModelError)
+    return framed(body, _encode_into)
 
 
 def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted | Turn | Notice) -> bytearray:
     """Return the frame of anything except a Batch and Events. For Start, raises what pickling its parts raises."""
     match frame:
         case Start():
-            return _frame(_Start(pickle.dumps(tuple(frame), 5)))
+            return framed(_Start(pickle.dumps(tuple(frame), 5)), _encode_into)
         case StartFailed():
-            return _frame(_StartFailed(pack_error(frame.error)))
+            return framed(_StartFailed(pack_error(frame.error)), _encode_into)
         case _:
-            return _frame(frame)
+            return framed(frame, _encode_into)
 
 
 def _collapse(column: str | list[str]) -> str | list[str]:
-    if not isinstance(column, str) and column and column.count(column[0]) == len(column):
+    if column and column.count(column[0]) == len(column):
         return column[0]
     return column
 
 
-def _bounded(
-    body: Callable[[list[Any], BufferPlacer | None], _Batch | _Events],
-    values: list[Any],
-    places: BufferPlacer | None,
-    complain: Callable[[str], WeirError],
-    max_frame_bytes: int,
-) -> bytearray:
-    made = body(values, places)
-    frame = _frame(made)
-    length = len(frame) - 4
-    if length <= max_frame_bytes:
-        return frame
+def _too_long(
+    frame: bytearray, cells: Cells, values: list[Any], places: BufferPlacer | None, complain: Callable[[str], WeirError], limit: int
+) -> list[Any]:  # fmt: skip
+    """Take back what `cells` has in `places`. Return an error for each of `values`, whose `frame` is longer than `limit`."""
     if places is not None:
-        for ref in made.cells.refs():
+        for ref in cells.refs():
             places.take_back(ref)
-    text = f"the batch is {length} bytes long between server and worker, over the limit of {max_frame_bytes}"
-    return _frame(body([value if isinstance(value, WeirError) else complain(text) for value in values], None))
-
-
-def _frame(body: _Body) -> bytearray:
-    return framed(body, _encode_into)
+    text = f"the batch is {len(frame) - 4} bytes long between server and worker, over the limit of {limit}"
+    return [value if isinstance(value, WeirError) else complain(text) for value in values]
 
 
 def framed(body: Any, encode_into: Callable[[Any, bytearray, int], None]) -> bytearray:
@@ -277,15 +272,12 @@ class FrameReader(Generic[F]):
             if end > size:
                 break
             with view[start + 4 : end] as body:
-                frames.append(self._decoded(body))
+                try:
+                    frames.append(self._decode(body))
+                except (msgspec.MsgspecError, ValueError, IndexError) as error:
+                    raise FrameError(f"a frame of {length} bytes that cannot be read: {error}") from None
             start = end
         return start
-
-    def _decoded(self, data: memoryview) -> F:
-        try:
-            return self._decode(data)
-        except (msgspec.MsgspecError, ValueError, IndexError) as error:
-            raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
 
 
 class FrameParser(FrameReader[Frame]):
@@ -295,21 +287,20 @@ class FrameParser(FrameReader[Frame]):
     """
 
     def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        super().__init__(lambda data: self._made(_decode(data)), max_frame_bytes=max_frame_bytes)
+        super().__init__(self._made, max_frame_bytes=max_frame_bytes)
         self._fetch = fetch
 
-    def _made(self, body: _Body) -> Frame:
+    def _made(self, data: memoryview) -> Frame:
+        body: _Body = _decode(data)
         match body:
             case _Events():
-                outputs = unpack_cells(body.cells, self._fetch, ModelError)
-                timing = None if body.timing is None else Timing(*body.timing)
                 return Events(
                     body.batch_id,
-                    outputs,
+                    unpack_cells(body.cells, self._fetch, ModelError),
                     indices=body.indices,
                     kinds=body.kinds,
                     final=body.final,
-                    timing=timing,
+                    timing=body.timing,
                     measured=body.measured,
                 )
             case _Batch():

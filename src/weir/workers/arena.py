@@ -272,15 +272,16 @@ class SharedBlock:
 class Results:
     """The reading side of a worker's arena of results.
 
-    Places that were released, on whatever thread, are collected until `take_freed`; Child sends them to the worker with the next frame.
+    Places that were released, on whatever thread, are in `returned`, then in `freed` until `take_freed`; Child sends them to the worker with the next
+    frame. `unsettled_bytes` is how much is not `freed` yet.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._mapping = Mapping(fd, size_bytes, writable=False)
         self.fd = os.dup(fd)  # for other processes that read results
-        self._returned: deque[Ref] = deque()
-        self._freed: list[Ref] = []
-        self._held_bytes = 0
+        self.returned: deque[Ref] = deque()
+        self.freed: list[Ref] = []
+        self.unsettled_bytes = 0
         self.closed = False
         self.size_bytes = size_bytes
 
@@ -288,38 +289,38 @@ class Results:
     def held_bytes(self) -> int:
         """How much has not been released yet."""
         self._settle()
-        return self._held_bytes
+        return self.unsettled_bytes
 
     def block(self, offset: int, size_bytes: int) -> "SharedBlock":
         """Return the place that the worker named, with one owner."""
         view = self._mapping.view(offset, size_bytes)
-        self._held_bytes += size_bytes
+        self.unsettled_bytes += size_bytes
         return SharedBlock(self, offset, view)
 
     def free(self, offset: int, size_bytes: int) -> None:
         """Note that the worker may use this place again. Blocks call this, on any thread and at any moment: the end of an array is one."""
-        self._returned.append((offset, size_bytes))
+        self.returned.append((offset, size_bytes))
 
     def take_freed(self) -> list[Ref]:
         """Return the places that were released since the last call."""
         self._settle()
-        freed, self._freed = self._freed, []
+        freed, self.freed = self.freed, []
         return freed
 
     def close(self) -> None:
         """Unmap the memory now, or when the last view of a block is gone. Idempotent."""
         if not self.closed:
             self.closed = True
-            self._freed.clear()
+            self.freed.clear()
             os.close(self.fd)
             self._mapping.close()
 
     def _settle(self) -> None:
-        while self._returned:
-            ref = self._returned.popleft()
-            self._held_bytes -= ref[1]
+        while self.returned:
+            ref = self.returned.popleft()
+            self.unsettled_bytes -= ref[1]
             if not self.closed:
-                self._freed.append(ref)
+                self.freed.append(ref)
 
 
 class BatchPlaces:
@@ -456,6 +457,8 @@ class ResultPlaces:
 
     def close(self) -> None:
         """Release the memory that the model got for a batch. A place that `place` has retained stays taken."""
+        if not self._open:
+            return
         with self._lock:
             while self._open:
                 self._open.pop().release()

@@ -5,6 +5,7 @@ in the background.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
@@ -31,7 +32,8 @@ class TimekeepingClock(Protocol):
 
 
 class Timer:
-    """Calls `due` at the given instant or a little earlier; `due` must look at the clock and arm the timer again if needed.
+    """Calls `due` at the given instant or a little earlier; `due` must look at the clock and arm the timer again if needed. It is `armed` for this
+    instant, or infinity.
 
     Arming it for a later instant than it is already armed for does nothing. It then fires once too early, which costs less than
     cancelling and arming a timer for every batch.
@@ -41,18 +43,18 @@ class Timer:
         self._clock = clock
         self._loop = loop
         self._due = due
-        self._armed: float | None = None
+        self.armed = inf
         self._call_at = clock.call_at if isinstance(clock, TimekeepingClock) else None
         self._handle: Cancellable | None = None
         self._fired_early = False
 
     def arm(self, when: float | None) -> None:
         """Fire at `when` at the latest, in seconds of the clock; None changes nothing."""
-        if when is None or (self._armed is not None and self._armed <= when):
+        if when is None or self.armed <= when:
             return
         if self._handle is not None:
             self._handle.cancel()
-        self._armed = when
+        self.armed = when
         left = when - self._clock()
         if left <= 0.0:
             self._handle = self._loop.call_soon(self._fire)
@@ -65,11 +67,11 @@ class Timer:
         """Disarm the timer."""
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = self._armed = None
+        self._handle, self.armed = None, inf
 
     def _fire(self) -> None:
-        self._fired_early = self._armed is not None and self._clock() < self._armed
-        self._handle = self._armed = None
+        self._fired_early = self._clock() < self.armed
+        self._handle, self.armed = None, inf
         self._due()
 
 

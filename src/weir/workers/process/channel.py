@@ -231,7 +231,7 @@ class ChildChannel:
         """Send `events`. After the final ones of a batch, the batch is forgotten, and the memory that the model got for it is released."""
         if events.final:
             del self._cancelled[events.batch_id]
-        self.send(encode_events(events, self._places))
+        self._socket.sendall(encode_events(events, self._places))
         if events.final and self._places is not None:
             self._places.close()
 

@@ -79,16 +79,17 @@ class ChannelWithResults:
 
     def __init__(self) -> None:
         self._channel: Channel[Frame] | None = None
-        self._results: Results | None = None
+        self.results: Results | None = None
 
     @property
     def held_bytes(self) -> int:
         """How many bytes of its arena hold results that have not been released."""
-        return 0 if self._results is None else self._results.held_bytes
+        return 0 if self.results is None else self.results.held_bytes
 
     def send(self, frame: bytearray) -> None:
         """Send `frame`, and before it the places of the results that were released."""
-        freed = self._results.take_freed() if self._results is not None else None
+        results = self.results
+        freed = results.take_freed() if results is not None and (results.returned or results.freed) else None
         if self._channel is not None:
             self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
 
@@ -103,26 +104,26 @@ class ChannelWithResults:
             return -1
         fd = create_memory(f"weir-results-{launch.name}-{launch.index}", launch.result_bytes)
         try:
-            self._results = Results(fd, launch.result_bytes)
+            self.results = Results(fd, launch.result_bytes)
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def _make_parser(self, *, lends: bool) -> FrameParser:
-        if self._results is None:
+        if self.results is None:
             return FrameParser(None)
         if not lends:
-            return FrameParser(ResultFetch(self._results))
+            return FrameParser(ResultFetch(self.results))
         from weir.workers.run.tensors import lease  # needs numpy, which other models' workers and servers do without
 
-        return FrameParser(ResultFetch(self._results, lease))
+        return FrameParser(ResultFetch(self.results, lease))
 
     def _close_ours(self) -> None:
         if self._channel is not None:
             self._channel.close()
-        if self._results is not None:
-            self._results.close()
+        if self.results is not None:
+            self.results.close()
 
 
 class Child(ChannelWithResults):
@@ -310,7 +311,10 @@ class WorkerListener(Protocol):
 
 
 class WorkerChild(Protocol):
-    """One process of a worker, from its start to its end, as Child runs it; it reports to a ChildListener."""
+    """One process of a worker, from its start to its end, as Child runs it; it reports to a ChildListener. `results` is its arena of results, if it has
+    one."""
+
+    results: Results | None
 
     @property
     def pid(self) -> int | None:
@@ -593,13 +597,15 @@ class SupervisedWorker:
             return
         if events.measured:
             self._listener.measured(self.index, events.measured)
-        if self.held_bytes:
+        results = None if self._child is None else self._child.results
+        if results is not None and results.unsettled_bytes:
             as_values(events, flight.accepts, lent=self._launch.lends)
         if events.final:
             del self._batches[events.batch_id]
-            if flight.places is not None:
+            if flight.places is not None and flight.places.blocks:
                 flight.places.release()
-            self._backoff.finished()
+            if self._backoff.deaths:
+                self._backoff.finished()
             if flight.limit is not None:
                 flight.limit.close()
             elif self._batches:

@@ -172,6 +172,8 @@ class Runner:
 
     def measured(self) -> list[MetricReport] | None:
         """Return what the model's own metrics have become since the last call, or since it was constructed; None for nothing."""
+        if "metrics" not in vars(self._model):
+            return None
         metrics = self._metrics()
         return None if metrics is None or metrics.muted else metrics.take()
 
@@ -190,8 +192,9 @@ class Runner:
     def prepare(self, batch: Batch) -> PreparedBatch:
         """Decode, validate and preprocess. May run in another thread while `compute` runs for the batch before."""
         began = perf_counter()
-        items = self._reader.read(batch.payloads, batch.content_types)
-        heads = self._reader.heads(items, batch.content_types)
+        reader = self._reader
+        items = reader.read(batch.payloads, batch.content_types)
+        heads = reader.heads(items, batch.content_types) if reader.has_heads else None
         column = self._prediction.preprocess(items)
         return PreparedBatch(batch.batch_id, batch.accepts, column, heads, perf_counter() - began, batch.share)
 

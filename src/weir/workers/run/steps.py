@@ -134,7 +134,7 @@ def each(
     if has_failed(column):
         function = _sparing_failed(function)
     results: ValuesOrErrors = []
-    iterators = [iter(values) for values in (column, *more)]
+    iterators = [iter(column), *map(iter, more)]
     while len(results) < len(column):
         try:
             results.extend(map(function, *iterators))  # goes on after the value that raised
@@ -189,7 +189,9 @@ class TogetherStep:
             return []
         try:
             returned = self._call(values[:])  # a copy: a model may do what it likes with its list
-            if isinstance(returned, Iterator):  # a generator runs the model's own code only now
+            if type(returned) is not list and isinstance(
+                returned, Iterator
+            ):  # a generator runs the model's own code only now
                 returned = listed(returned, len(values))
         except BaseException as error:
             if isinstance(error, self._fatal):
@@ -380,7 +382,7 @@ class Reader:
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
         self._takes_type = takes(model.decode, "content_type", 1)
-        self._has_heads = is_tensor_model(type(model))
+        self.has_heads = is_tensor_model(type(model))
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
@@ -406,8 +408,8 @@ class Reader:
         return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
     def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
-        """Return what the Writer must know of each item besides its response; None if that is nothing."""
-        if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
+        """Return what the Writer must know of each item besides its response; None if that is nothing, as it always is without `has_heads`."""
+        if not self.has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
             return None
         from weir.workers.run import tensors
 
@@ -518,18 +520,17 @@ class AnswerWriter:
         write, fault = step
         more = () if heads is None or accept != KSERVE else (heads,)
         written = each(write, answers, fault, *more, fatal=self._fatal)
-        if self._looks and written and accept in (JSON, KSERVE):
-            self._warn_of_nonfinite(answers[0], written[0])
+        if self._looks and written and accept in (JSON, KSERVE) and type(written[0]) is bytes and b"null" in written[0]:
+            self._warn_of_nonfinite(answers[0])
         return written
 
-    def _warn_of_nonfinite(self, answer: Any, body: Any) -> None:
-        """Log the first NaN or infinity that the first response of a batch has: JSON has neither, so it is written as null."""
-        if type(body) is bytes and b"null" in body:
-            self._looks -= 1
-            with suppress(*UNWRITABLE):
-                if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
-                    self._looks = 0
-                    _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
+    def _warn_of_nonfinite(self, answer: Any) -> None:
+        """Log the first NaN or infinity in `answer`, the first response of a batch, that has a null: JSON has neither, so they are written as that."""
+        self._looks -= 1
+        with suppress(*UNWRITABLE):
+            if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
+                self._looks = 0
+                _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
 
     def _writes_of(self, kind: type[Model], label: str) -> dict[str, Write]:
         """Return how a response is written in each content type."""

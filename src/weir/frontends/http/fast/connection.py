@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 from http import HTTPStatus
@@ -641,13 +641,6 @@ class Connection(ResponseWriter):
         self.phase = BUSY
         try:
             request.begin()
-        except Exception as error:
-            self._fail(request, plan, error)
-
-    def attempt(self, request: "HotRequest", plan: "RoutePlan", step: Callable[[], None]) -> None:
-        """Run a step of the request in flight. An exception of the step ends the request."""
-        try:
-            step()
         except Exception as error:
             self._fail(request, plan, error)
 

@@ -17,6 +17,7 @@ from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import JSON, Dispatch, Form
 from weir.protocols.account import charge_values
+from weir.protocols.call import ChannelCall
 from weir.protocols.entries import (
     QueueEntry,
     arrays_size,
@@ -68,19 +69,21 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.plan import HttpHead, RoutePlan
 
+_log = logging.getLogger("weir.http")
+
 Step = Callable[[], None]
 
 
-class HttpRequest(RequestBase):
+class HttpRequest(RequestBase, ChannelCall):
     """One request of `connection`. The Open Inference Protocol derives its own from it."""
 
-    __slots__ = ("connection", "head", "number", "plan", "stop_thread")
+    __slots__ = ("_stop", "connection", "head", "number", "over", "plan")
 
     head: Any  # as its protocol reads it
     number: int  # of a request that another process queues
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
-        # The constructor of RequestBase inlined: it runs once per request. A test compares the results of the two.
+        # The constructors inlined: they run once per request. A test compares the results of this one and that of RequestBase.
         head: HotHead = plan.head
         self.form = form = head.form
         self.payload = payload
@@ -92,34 +95,20 @@ class HttpRequest(RequestBase):
         self.connection = connection
         self.plan = plan
         self.head = head
-        self.stop_thread: Callable[[], bool] | None = None  # set while a thread reads its body or writes its response
+        self.over = False
+        self._stop = None  # set while a thread reads its body or writes its response
 
     def begin(self) -> None:
         """Put the request into the queue, after reading its body if necessary. Raises the WeirError that refuses it."""
         if self.head.plain:
             self.enter()
         elif (size := self.bytes_to_read()) <= LONG_BODY:
-            self._take(self._read())
+            self._take(self.reader()())
         else:
-            self.stop_thread = work_later(size, self.reader(), self._has_read, account=self.connection.shared.account)
+            self._stop = work_later(size, self.reader(), self.after(self._take), account=self.connection.shared.account)
 
-    def _read(self) -> Step | Exception:
-        try:
-            return self.reader()()
-        except WeirError as error:
-            return error
-
-    def _has_read(self, found: Step | Exception) -> None:
-        if self.stop_thread is not None:
-            self.stop_thread = None
-            self.connection.attempt(self, self.plan, partial(self._take, found))
-        else:  # the client has left meanwhile
-            discard(self.payload)
-
-    def _take(self, found: Step | Exception) -> None:
-        """Submit the request after the step `found`, which sets what was read from its body. Raises `found` if it is an error."""
-        if isinstance(found, Exception):
-            raise found
+    def _take(self, found: Step) -> None:
+        """Submit the request after the step `found`, which sets what was read from its body."""
         found()
         self.enter()
 
@@ -129,13 +118,21 @@ class HttpRequest(RequestBase):
 
     def leave(self) -> None:
         """Cancel the request."""
-        stop, self.stop_thread = self.stop_thread, None
-        if stop is None:
+        if self._stop is None:
             self.head.service.cancel(self)
-            return
-        is_read = settle(self)
-        if stop() and is_read:  # otherwise the thread has begun, and `_has_read` frees the payload
+        else:
+            super().leave()
+
+    def release(self) -> None:
+        """Free the body, unless the queue has had the request."""
+        if settle(self):
             discard(self.payload)
+
+    def report(self, error: Exception) -> None:
+        """Log `error` unless it is one that callers are to expect."""
+        if not isinstance(error, WeirError):
+            what = "a request for %s cannot be read, or its response cannot be written"
+            _log.error(what, self.head.service.facts.label, exc_info=error)
 
     def bytes_to_read(self) -> int:
         """Return how many bytes `reader` will read."""
@@ -267,8 +264,6 @@ def _is_hot(head: RequestHead) -> bool:
         return False
     return inference_of(head.service).queues_items(head.service)
 
-
-_log = logging.getLogger("weir.http")
 
 _MAX_HEADER = 4 << 10  # bytes: a longer JSON header before binary tensors gets no Layout
 _MAX_LAYOUTS = 4  # of requests with the same HTTP head, such as those of a client that sends tensors of several shapes
@@ -438,7 +433,7 @@ class KserveRequest(HttpRequest):
             reply = None if self.layout is None or waited else self.layout.reply(output)
             reply = reply or self._reply(self.inference_request, output, waited)
         except Exception as error:
-            self._send(error)
+            self.end(error)
         else:
             if reply is not None:
                 self._send(reply)
@@ -450,29 +445,23 @@ class KserveRequest(HttpRequest):
         size = bytes_to_write(response, binary_outputs(request))
         if size > LONG_ANSWER:
             self.connection.charge(size)
-            self.stop_thread = work_later(
-                size, write, self._has_written, account=self.connection.shared.account, writes=True
-            )
+            account = self.connection.shared.account
+            self._stop = work_later(size, write, self.after(self._send), account=account, writes=True)
             return None
         reply = write()
         if self.layout is not None and not waited:
             self.layout.remember(output, response, reply)
         return reply
 
-    def _has_written(self, found: KserveReply | Exception) -> None:
-        if self.stop_thread is not None:  # otherwise the client has left meanwhile
-            self.stop_thread = None
-            self._send(found)
+    def report(self, error: Exception) -> None:
+        """See HttpRequest."""
+        self.memory = self.dispatch = None
+        super().report(error)
 
-    def _send(self, reply: KserveReply | Exception) -> None:
+    def _send(self, reply: KserveReply) -> None:
         # The connection may keep this request for long. Regions are closed now, and the batch, which refers to its requests, is freed.
         self.memory = None
         dispatch, self.dispatch = self.dispatch, None
-        if isinstance(reply, Exception):
-            if not isinstance(reply, WeirError):
-                _log.error("a response of %s cannot be written", self.head.service.facts.label, exc_info=reply)
-            self.fail(reply)
-            return
         size = sum(map(len, reply.parts))
         headers = [*reply.headers, *start_headers(self.arrival, dispatch)]  # the layout keeps those of the reply
         if self._is_compressed(size):
