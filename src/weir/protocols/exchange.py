@@ -363,13 +363,6 @@ class OneItem(NamedTuple):
 # Streams.
 
 
-def stream_of(exchange: "Exchange", entry: QueueEntry) -> StreamedCall:
-    """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
-    service = exchange.service
-    form, limit = entry.form.replaced(kind=Kind.ITEM), service.facts.settings.stream_buffer
-    return StreamedCall(form, entry.payload, limit, service.cancel, service.now, exchange.trace)
-
-
 async def read_parts(exchange: "Exchange", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
     """Submit `request`. Yield each output, and whether the model marked it as the last one.
 
@@ -386,30 +379,6 @@ async def read_parts(exchange: "Exchange", request: StreamedCall) -> AsyncGenera
             del part  # frees it while the next one is awaited
     finally:
         request.close()
-
-
-async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
-    """Yield the responses to `request`: exactly one if the model does not stream.
-
-    Closing the generator, or cancelling the task, also cancels the request in its worker. Otherwise as Inference.infer.
-    """
-    service = exchange.service
-    exchange.begin_trace()
-    with exchange:
-        if not service.facts.streaming:
-            yield StreamPart(await exchange.infer(request), True)
-            return
-        entries = exchange.entries(request, streams=True)
-        first = entries[0]
-        kind = first.form.kind
-        if len(entries) > 1 or (kind is Kind.ITEMS and first.form.rows > 1):
-            rows = sum(entry.form.rows for entry in entries)
-            raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
-        item = first.payload[0] if kind is Kind.ITEMS else first.payload
-        streamed = stream_of(exchange, first._replace(payload=item))
-        async with aclosing(read_parts(exchange, streamed)) as parts:
-            async for output, last in parts:
-                yield StreamPart(response_of(service, request, [kind], [output]), last)
 
 
 async def once_read(find: Callable[[], T]) -> T:
@@ -605,14 +574,35 @@ class Exchange:
             raise self.refused(body)
         return body
 
-    def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
-        """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
-        return stream(self, request)
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
+        """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator.
+
+        Closing it, or cancelling the task, also cancels the request in its worker. Raises the WeirError that ends the request.
+        """
+        service = self.service
+        self.begin_trace()
+        with self:
+            if not service.facts.streaming:
+                yield StreamPart(await self.infer(request), True)
+                return
+            entries = self.entries(request, streams=True)
+            first = entries[0]
+            kind = first.form.kind
+            if len(entries) > 1 or (kind is Kind.ITEMS and first.form.rows > 1):
+                rows = sum(entry.form.rows for entry in entries)
+                raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
+            item = first.payload[0] if kind is Kind.ITEMS else first.payload
+            streamed = self.stream_of(first._replace(payload=item))
+            async with aclosing(read_parts(self, streamed)) as parts:
+                async for output, last in parts:
+                    yield StreamPart(response_of(service, request, [kind], [output]), last)
 
     def stream_of(self, entry: QueueEntry) -> StreamedCall:
-        """Return the streamed call of one item, for `read_parts`."""
+        """Return the streamed call of one item, for `read_parts`. The tensors of a request are one item, which is not divided."""
         self.begin_trace()
-        return stream_of(self, entry)
+        service = self.service
+        form, limit = entry.form.replaced(kind=Kind.ITEM), service.facts.settings.stream_buffer
+        return StreamedCall(form, entry.payload, limit, service.cancel, service.now, self.trace)
 
     # After the response has been written.
 

@@ -113,14 +113,14 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     return await _ended(job, begun)
 
 
-async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -> T:
-    """Return the result of `read`, which reads a `body` of JSON or msgpack, in a thread if it is long. Its values are charged meanwhile.
+async def parsed(body: bytes, read: Callable[[], T]) -> T:
+    """Return the result of `read`, which reads a `body` of JSON, in a thread if it is long. Its values are charged meanwhile.
 
     Raises what `read` raises and what `charge_values` raises.
     """
 
     def work() -> T:
-        charge_body(body, content_type)
+        charge_body(body, JSON)
         return read()
 
     return await off_loop(len(body), work)

@@ -27,6 +27,7 @@ from weir.messages import MSGPACK, Dispatch
 from weir.protocols import HttpSettings
 from weir.protocols import kserve as layouts
 from weir.protocols.access import Access
+from weir.protocols.call import InferenceCall
 from weir.protocols.entries import item_entry
 from weir.serving.service import Service
 from weir.telemetry.tracing import Tracing
@@ -212,5 +213,6 @@ async def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None
         request = HttpRequest(Connection(here.shared), plan, b"3")
         queued = RequestBase(*item_entry(plan.head, b"3"), here.service.now())
         assert (request.form.priority, request.form.key, request.form.accept) == (4, "k", MSGPACK)
-        for name in RequestBase.__slots__:
-            assert getattr(request, name) == getattr(queued, name), name
+        call = InferenceCall(here.shared.account, 1)
+        for name, other in (*dict.fromkeys(RequestBase.__slots__, queued).items(), ("over", call), ("_stop", call)):
+            assert getattr(request, name) == getattr(other, name), name

@@ -83,7 +83,7 @@ class HttpRequest(RequestBase, ChannelCall):
     number: int  # of a request that another process queues
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
-        # The constructors inlined: they run once per request. A test compares the results of this one and that of RequestBase.
+        # The constructors inlined: they run once per request. A test compares what this one and they set.
         head: HotHead = plan.head
         self.form = form = head.form
         self.payload = payload
