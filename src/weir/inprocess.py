@@ -5,9 +5,9 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
@@ -24,7 +24,7 @@ from weir.catalog.sources import (
     target_of,
 )
 from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming
-from weir.client.methods import AsyncClient, Client, blocking_chunks
+from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 FRONTEND = "python"  # the same name as for calls of Service.infer
 
+T = TypeVar("T")
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: a function whose result is awaited for the response, or iterated for several responses.
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -115,7 +116,7 @@ class LocalTransport:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._inner = AsyncLocalTransport(manager)
+        self.inner = AsyncLocalTransport(manager)
         self._lifecycle = Lifecycle("weir-inprocess", _nothing, _nothing)
 
     def start(self) -> bool:
@@ -125,13 +126,14 @@ class LocalTransport:
             raise _forked(self._lifecycle.forked_from)
         return self._lifecycle.start(lambda: self._manager)
 
-    def send(self, step: Step, timeout: float) -> Any:
-        """See AsyncLocalTransport.send."""
-        return self._running.run(self._inner.send(step, timeout))
-
-    def chunks(self, step: Steps, silence: Silence) -> Generator[StreamPart, None, None]:
-        """See AsyncLocalTransport.chunks. Raises DeadlineExceeded when `silence` is over."""
-        return blocking_chunks(self._running.run, _for_caller(step()), silence)
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """See Transport. Raises Conflict if the server does not run."""
+        try:
+            background = self._running
+        except Conflict:
+            work.close()
+            raise
+        return background.run(work)
 
     def close(self) -> None:
         """Drain and stop all models, and end the event loop."""

@@ -16,9 +16,9 @@ from tests.rings import subcases
 
 from weir.client.calls import ConnectionLost, Silence, Unreachable
 from weir.client.http import AsyncHttpTransport
-from weir.client.http_calls import OutgoingRequest
+from weir.client.http_calls import HttpReply, OutgoingRequest
 from weir.client.http_connection import headers_with
-from weir.client.methods import BlockingTransport, blocking
+from weir.client.methods import BlockingTransport
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
@@ -84,13 +84,27 @@ class Peer:
             self._thread.join()
 
 
+class Blocking(BlockingTransport):
+    """What the client of a thread does with a transport."""
+
+    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
+        reply: HttpReply = self.run(self.inner.send(step, timeout))
+        return reply
+
+    def chunks(self, step: OutgoingRequest, silence: Silence) -> list[bytes]:
+        async def read() -> list[bytes]:
+            return [chunk async for chunk in self.inner.chunks(step, silence)]
+
+        return self.run(read())
+
+
 @contextmanager
 def asking(
     *answers: bytes, most: int = 4, where: str = "http://127.0.0.1:{port}", token: str | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Iterator[tuple[Peer, BlockingTransport]]:  # fmt: skip
+) -> Iterator[tuple[Peer, Blocking]]:  # fmt: skip
     peer = Peer(answers, tls)
-    client = blocking(AsyncHttpTransport)(where.format(port=peer.port), headers_with(token), most, True)
+    client = Blocking(AsyncHttpTransport(where.format(port=peer.port), headers_with(token), most, True))
     try:
         yield peer, client
     finally:
@@ -186,7 +200,7 @@ def test_nothing_is_sent_after_the_end() -> None:
 
 def test_a_stream_that_is_refused_raises_its_error() -> None:
     with asking(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n") as (_, client), pytest.raises(ModelNotFound):
-        list(client.chunks(ASKED, Silence(LONG)))
+        client.chunks(ASKED, Silence(LONG))
 
 
 def test_tls_wants_a_certificate_that_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ run the same programs.
 """
 
 import asyncio
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -201,35 +200,12 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
-    """Run `program` to its end and return its result.
+async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
+    """Run `program` to its end, on the running event loop, and return its result.
 
     `send(step, seconds)` does a step within that many seconds and returns its response. A WeirError of a step is thrown into the
     program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
-    resume: Callable[[], Any] = partial(next, program)
-    while True:
-        try:
-            step = resume()
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        try:
-            left = _left(step, deadline, timeout)
-            answer: Any = None
-            if isinstance(step, Sleep):
-                time.sleep(step.seconds)
-            else:
-                answer = send(step, left)
-        except WeirError as error:
-            resume = partial(program.throw, error)
-        else:
-            resume = partial(program.send, answer)
-
-
-async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
-    """Run `program` like `run`, on the running event loop."""
     deadline = time.monotonic() + timeout
     resume: Callable[[], Any] = partial(next, program)
     while True:
@@ -256,8 +232,7 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
 
 
 class Silence:
-    """The time, at most `seconds`, in which the next response of a stream must come. It begins when this is made, and again at `begin`;
-    between `pause` and `begin`, no time passes, as the caller works."""
+    """The time, at most `seconds`, in which the next response of a stream must come. It begins when this is made, and again at `begin`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -266,10 +241,6 @@ class Silence:
     def begin(self) -> None:
         """Wait for the next response."""
         self._until = time.monotonic() + self.seconds
-
-    def pause(self) -> None:
-        """Stop the clock: a response has come."""
-        self._until = math.inf
 
     @property
     def left(self) -> float:

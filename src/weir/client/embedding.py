@@ -459,7 +459,7 @@ class HttpEmbedding:
         self._loop.close()
 
     def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:
-        return checked(self._loop.send(request, timeout))
+        return checked(self._loop.run(self._transport.send(request, timeout)))
 
 
 def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:

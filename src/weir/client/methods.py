@@ -6,10 +6,9 @@ An asynchronous client may be used in several event loops, one after the other o
 import asyncio
 import os
 import threading
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
@@ -31,7 +30,6 @@ from weir.client.calls import (
     of_call,
     of_client,
     retried,
-    run,
     run_async,
 )
 from weir.errors import Cancelled, CapacityError
@@ -44,22 +42,8 @@ INTERVAL = 0.1  # seconds between two checks of what is waited for
 AT_ONCE = 32  # requests that are under way at a time
 
 
-class Transport(Protocol):
-    """Does the steps of calls. Many threads may use it at a time."""
-
-    def send(self, step: Any, timeout: float) -> Any:
-        """Do a step within `timeout` seconds, and return its result."""
-
-    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
-        """Do a step with several results, and yield them; closing the generator ends it. Raises DeadlineExceeded when `silence` is
-        over."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
 class AsyncTransport(Protocol):
-    """Does the steps of calls, many at a time. See Transport."""
+    """Does the steps of calls, many at a time."""
 
     async def send(self, step: Any, timeout: float) -> Any:
         """Do a step within `timeout` seconds, and return its result."""
@@ -72,24 +56,71 @@ class AsyncTransport(Protocol):
         """Close all connections."""
 
 
-class ClientBase(Generic[T]):
+class Transport(Protocol):
+    """Does the steps of calls in an event loop of another thread. Many threads may use it at a time."""
+
+    @property
+    def inner(self) -> AsyncTransport:
+        """The transport of that event loop."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work` in that event loop. Raises its error."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class ClientBase:
     """Has what clients that block and clients of an event loop have in common: the calls, and the transport that does their steps."""
 
-    def __init__(self, calls: Calls, transport: T, *, timeout: float, retry: Retry | None) -> None:
+    def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
         self._inference = ModelCall(calls)
-        self._transport = transport
+        self._steps = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()
 
+    async def _done(self, program: Program[T], timeout: float | None) -> T:
+        return await run_async(program, self._steps.send, of_call(timeout, self._timeout))
 
-class Client(ClientBase[Transport]):
+    async def _results(self, model: str, inputs: Any, extras: RequestExtras) -> AsyncGenerator[Any, None]:
+        """Yield the results of `model` as they come; see Client.stream."""
+        preparing = retried(self._retry, lambda: self._inference.prepare(model, inputs, extras))
+        prepared = await self._done(preparing, extras.get("timeout"))
+        streaming = self._calls.stream(prepared.request)
+        timeout = of_call(extras.get("timeout"), self._timeout)
+        begun, tried = False, 0
+        while True:
+            decode = streaming.decoder()
+            try:
+                silence = Silence(timeout)
+                async with aclosing(self._steps.chunks(streaming.step, silence)) as chunks:
+                    while True:
+                        for response in decode(await silence.next_of(chunks)):
+                            begun = True
+                            yield prepared.answer(response)
+                            silence.begin()
+            except StopAsyncIteration:
+                return
+            except CapacityError as error:
+                wait = None if begun else self._retry.wait(error, tried)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+            tried += 1
+
+
+class Client(ClientBase):
     """The calls to a server.
 
     Every method raises the WeirError that a caller in the server's process would get; Unreachable if no server listens;
     ConnectionLost if the connection ends before the response; DeadlineExceeded if there is no response within `timeout` seconds;
     and InvalidRequest for a `timeout` that is not a number greater than 0.
     """
+
+    def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
+        super().__init__(calls, transport.inner, timeout=timeout, retry=retry)
+        self._transport = transport
 
     # The server.
 
@@ -234,28 +265,14 @@ class Client(ClientBase[Transport]):
     def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Generator[Any, None, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
         early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
-        prepared = self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
-        streaming = self._calls.stream(prepared.request)
-        timeout = of_call(extras.get("timeout"), self._timeout)
-        begun, tried = False, 0
-        while True:
-            decode = streaming.decoder()
-            try:
-                silence = Silence(timeout)
-                with closing(self._transport.chunks(streaming.step, silence)) as chunks:
-                    for chunk in chunks:
-                        for response in decode(chunk):
-                            begun = True
-                            silence.pause()
-                            yield prepared.answer(response)
-                            silence.begin()
-                return
-            except CapacityError as error:
-                wait = None if begun else self._retry.wait(error, tried)
-                if wait is None:
-                    raise
-            time.sleep(wait)
-            tried += 1
+        results = self._results(model, inputs, extras)
+        try:
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield self._transport.run(_next_of(results))
+        finally:
+            with suppress(Cancelled):  # the client has been closed, which ends the results, too
+                self._transport.run(_closed(results))
 
     def close(self) -> None:
         """Close all connections."""
@@ -268,7 +285,7 @@ class Client(ClientBase[Transport]):
         self.close()
 
     def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return run(program, self._transport.send, of_call(timeout, self._timeout))
+        return self._transport.run(self._done(program, timeout))
 
     def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return self._run(retried(self._retry, attempt), timeout)
@@ -289,7 +306,7 @@ def awaited(
     return call
 
 
-class AsyncClient(ClientBase[AsyncTransport]):
+class AsyncClient(ClientBase):
     """The calls to a server, from an event loop. The methods are those of Client, to be awaited; they raise the same errors."""
 
     server_metadata = awaited(Client.server_metadata)
@@ -360,32 +377,13 @@ class AsyncClient(ClientBase[AsyncTransport]):
     async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
         early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
-        prepared = await self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
-        streaming = self._calls.stream(prepared.request)
-        timeout = of_call(extras.get("timeout"), self._timeout)
-        begun, tried = False, 0
-        while True:
-            decode = streaming.decoder()
-            try:
-                silence = Silence(timeout)
-                async with aclosing(self._transport.chunks(streaming.step, silence)) as chunks:
-                    while True:
-                        for response in decode(await silence.next_of(chunks)):
-                            begun = True
-                            yield prepared.answer(response)
-                            silence.begin()
-            except StopAsyncIteration:
-                return
-            except CapacityError as error:
-                wait = None if begun else self._retry.wait(error, tried)
-                if wait is None:
-                    raise
-            await asyncio.sleep(wait)
-            tried += 1
+        async with aclosing(self._results(model, inputs, extras)) as results:
+            async for result in results:
+                yield result
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._transport.close()
+        await self._steps.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -394,42 +392,29 @@ class AsyncClient(ClientBase[AsyncTransport]):
         await self.close()
 
     async def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return await run_async(program, self._transport.send, of_call(timeout, self._timeout))
+        return await self._done(program, timeout)
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)
 
 
-def blocking_chunks(
-    run: Callable[[Coroutine[Any, Any, Any]], Any], chunks: AsyncGenerator[T, None], silence: Silence
-) -> Generator[T, None, None]:
-    """Yield `chunks`, which an event loop in another thread iterates; `run` runs a coroutine there and returns its result. Raises
-    DeadlineExceeded when `silence` is over."""
-    try:
-        with suppress(StopAsyncIteration):
-            while True:
-                yield run(silence.next_of(chunks))
-    finally:
-        run(chunks.aclose())
+async def _next_of(results: AsyncGenerator[T, None]) -> T:
+    return await anext(results)
+
+
+async def _closed(results: AsyncGenerator[Any, None]) -> None:
+    await results.aclose()
 
 
 class BlockingTransport:
-    """A Transport that runs `transport` in an event loop in a thread of its own, which starts with the first step. After `close`, steps
+    """A Transport that runs `inner` in an event loop in a thread of its own, which starts with the first step. After `close`, steps
     fail with Cancelled, also those that are under way."""
 
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
+    def __init__(self, inner: AsyncTransport) -> None:
+        self.inner = inner
         self._lock = threading.Lock()
         self._running: _LoopThread | None = None
         self._closed = False
-
-    def send(self, step: Any, timeout: float) -> Any:
-        """See Transport."""
-        return self.run(self._transport.send(step, timeout))
-
-    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
-        """See Transport."""
-        return blocking_chunks(self.run, self._transport.chunks(step, silence), silence)
 
     def close(self) -> None:
         """See Transport."""
@@ -437,10 +422,10 @@ class BlockingTransport:
             self._closed = True
             running, self._running = self._running, None
         if running is not None and running.process == os.getpid():
-            running.end(self._transport.close())
+            running.end(self.inner.close())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work` in the event loop; it ends if this is interrupted. Raises its error."""
+        """See Transport. The work ends if this is interrupted."""
         future = self.submit(work)
         try:
             return future.result()
