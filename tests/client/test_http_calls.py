@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 from tests.frontends.http.sockets import TLS
@@ -16,7 +17,7 @@ from tests.rings import subcases
 
 from weir.client.calls import ConnectionLost, Silence, Unreachable
 from weir.client.http import AsyncHttpTransport
-from weir.client.http_calls import HttpReply, OutgoingRequest
+from weir.client.http_calls import OutgoingRequest
 from weir.client.http_connection import headers_with
 from weir.client.methods import BlockingTransport
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, SettingsError
@@ -87,15 +88,8 @@ class Peer:
 class Blocking(BlockingTransport):
     """What the client of a thread does with a transport."""
 
-    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        reply: HttpReply = self.run(self.inner.send(step, timeout))
-        return reply
-
-    def chunks(self, step: OutgoingRequest, silence: Silence) -> list[bytes]:
-        async def read() -> list[bytes]:
-            return [chunk async for chunk in self.inner.chunks(step, silence)]
-
-        return self.run(read())
+    def send(self, step: OutgoingRequest, timeout: float) -> Any:
+        return self.run(self.inner.send(step, timeout))
 
 
 @contextmanager
@@ -200,7 +194,7 @@ def test_nothing_is_sent_after_the_end() -> None:
 
 def test_a_stream_that_is_refused_raises_its_error() -> None:
     with asking(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n") as (_, client), pytest.raises(ModelNotFound):
-        client.chunks(ASKED, Silence(LONG))
+        client.run(Silence(LONG).next_of(client.inner.chunks(ASKED, Silence(LONG))))
 
 
 def test_tls_wants_a_certificate_that_can_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
