@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +38,9 @@ class Awaited:
         """Yield the answers."""
         answers = self.client.stream(*arguments, **asking)
         try:
-            while True:
-                try:
+            with suppress(StopAsyncIteration):
+                while True:
                     yield self._loop.run(_next(answers))
-                except StopAsyncIteration:
-                    return
         finally:
             self._loop.run(answers.aclose())
 
