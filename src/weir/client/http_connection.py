@@ -22,8 +22,6 @@ from weir.client.http_calls import HttpReply, OutgoingRequest, error_of
 from weir.errors import DeadlineExceeded, InvalidRequest, SettingsError, WeirError
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
-_PIECE = 1 << 18  # bytes that a thread reads at a time
-_SHORTEST = 1e-3  # seconds: a timeout of 0 would make the socket non-blocking
 _URL_RULE = "must be http://HOST:PORT, https://HOST:PORT or unix:PATH"
 
 
@@ -273,52 +271,18 @@ class AsyncConnection(asyncio.Protocol):
         self._end(RESET)
 
 
-class ConnectionPool:
-    """The open connections of a client, at most `limit`, of which those that are free are used again: the one used last first, whose memory
-    is in the caches."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.open: set[AsyncConnection] = set()
-        self._free: list[AsyncConnection] = []
-
-    def take(self) -> AsyncConnection | None:
-        """Return a free connection if there is one."""
-        while self._free:
-            connection = self._free.pop()
-            if connection.is_free:
-                return connection
-            self.drop(connection)  # the server has closed it
-        return None
-
-    def put(self, connection: AsyncConnection) -> None:
-        """Keep a connection after its request, unless no other may follow."""
-        if connection.is_free and connection in self.open:
-            self._free.append(connection)
-        else:
-            self.drop(connection)
-
-    def drop(self, connection: AsyncConnection) -> None:
-        """Close a connection."""
-        self.open.discard(connection)
-        connection.close()
-
-    def close(self) -> None:
-        """Close all, and end what is under way on them."""
-        self._free.clear()
-        while self.open:
-            self.open.pop().close()
-
-
 class AsyncConnections:
-    """The connections of an event loop to `server`, at most `limit`, which are kept for later requests.
+    """The connections of an event loop to `server`, at most `limit`. Those that are free are used again: the one used last first, whose
+    memory is in the caches.
 
     `held` counts the requests that waited because of the limit, and `most` is the largest number open at a time.
     """
 
     def __init__(self, server: ServerAddress, limit: int) -> None:
         self._server = server
-        self._kept = ConnectionPool(limit)
+        self._limit = limit
+        self._open: set[AsyncConnection] = set()
+        self._free: list[AsyncConnection] = []
         self._opening = 0
         self._turns: deque[asyncio.Future[None]] = deque()  # of those who wait for a connection
         self.held = 0
@@ -327,7 +291,7 @@ class AsyncConnections:
     def start(self, data: bytes, sent: Callable[[], object] = lambda: None) -> "asyncio.Future[HttpReply]":
         """Send the bytes `data` of a request as soon as a connection is free, and return the future response; `sent` is called when they
         are sent. The future fails with NotConnected, or with another OSError if the connection is lost; cancelling it ends the request."""
-        connection = None if self._turns else self._kept.take()
+        connection = None if self._turns else self._reused()
         if connection is None:
             return asyncio.ensure_future(self._exchange(data, sent))
         reply = connection.send(data)
@@ -347,8 +311,8 @@ class AsyncConnections:
     async def take(self) -> AsyncConnection:
         """Return a free connection, or a new one. Raises NotConnected."""
         was_held = False
-        while (connection := self._kept.take()) is None:
-            if len(self._kept.open) + self._opening < self._kept.limit:
+        while (connection := self._reused()) is None:
+            if len(self._open) + self._opening < self._limit:
                 return await self._dialled()
             self.held, was_held = self.held + (not was_held), True
             turn = asyncio.get_running_loop().create_future()
@@ -363,8 +327,24 @@ class AsyncConnections:
 
     def give_back(self, connection: AsyncConnection) -> None:
         """Keep the connection if another request may follow on it, else close it."""
-        self._kept.put(connection)
+        if connection.is_free and connection in self._open:
+            self._free.append(connection)
+        else:
+            self._drop(connection)
         self._next()
+
+    def _reused(self) -> AsyncConnection | None:
+        """Return a free connection if there is one."""
+        while self._free:
+            connection = self._free.pop()
+            if connection.is_free:
+                return connection
+            self._drop(connection)  # the server has closed it
+        return None
+
+    def _drop(self, connection: AsyncConnection) -> None:
+        self._open.discard(connection)
+        connection.close()
 
     async def warm(self, count: int) -> None:
         """Open `count` connections before they are needed. Raises NotConnected."""
@@ -373,7 +353,9 @@ class AsyncConnections:
 
     async def close(self) -> None:
         """Close all connections."""
-        self._kept.close()
+        self._free.clear()
+        while self._open:
+            self._open.pop().close()
         await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
 
     async def _dialled(self) -> AsyncConnection:
@@ -385,8 +367,8 @@ class AsyncConnections:
             raise
         finally:
             self._opening -= 1
-        self._kept.open.add(connection)
-        self.most = max(self.most, len(self._kept.open))
+        self._open.add(connection)
+        self.most = max(self.most, len(self._open))
         return connection
 
     def _next(self) -> None:
@@ -440,13 +422,9 @@ def failing(url: str) -> Iterator[None]:
     except NotConnected as error:
         raise Unreachable(f"{url}: no connection ({error})") from error
     except TimeoutError as error:
-        raise _late(url) from error
+        raise DeadlineExceeded(f"{url}: no response in time") from error
     except OSError as error:
         raise ConnectionLost(f"{url}: the connection ended before the response ({error})") from error
-
-
-def _late(url: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{url}: no response in time")
 
 
 def reason_of(error: OSError) -> str:
