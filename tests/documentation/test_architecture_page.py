@@ -3,15 +3,15 @@
 import re
 from xml.etree import ElementTree
 
-import pytest
 from docs.architecture import HELPERS, PAGE, PICTURE, STATIONS, file_of, layers
 from tests.documentation.pages import ROOT
+from tests.rings import subcases
 
 SOURCE = ROOT / "src" / "weir"
 NAMES = sorted(set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:/|\.py))`", (ROOT / PAGE).read_text())))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@subcases("name", NAMES)
 def test_what_the_page_names_exists(name: str) -> None:
     place = (ROOT if name.startswith("benchmarks") else SOURCE) / name
     assert place.is_dir() if name.endswith("/") else place.is_file()

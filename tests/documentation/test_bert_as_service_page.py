@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from tests.documentation.pages import ROOT
+from tests.rings import subcases
 
 from weir.text_server.server_settings import BERT_FLAGS, ONE_DASH
 
@@ -51,7 +52,7 @@ def test_every_row_of_every_table_has_such_a_comment() -> None:
     ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@subcases("row", ROWS)
 def test_every_row_has_a_test_that_there_is_or_a_reason(row: list[str]) -> None:
     found = TEST.fullmatch(row[-1])
     if found is None:

@@ -3,8 +3,8 @@
 import ast
 import re
 
-import pytest
 from tests.documentation.pages import ROOT
+from tests.rings import subcases
 
 PAGE = ROOT / "docs" / "how-to" / "use-embedding-clients.md"
 TESTS = ROOT / "tests" / "text_server" / "clients" / "test_stock_clients.py"
@@ -36,7 +36,7 @@ def test_every_test_of_a_client_has_a_row() -> None:
     assert sorted(each.partition("_with_")[0] for each in CALLED.keys() - OTHERS) == sorted(ROWS)
 
 
-@pytest.mark.parametrize("client", ROWS)
+@subcases("client", ROWS)
 def test_each_cell_is_called(client: str) -> None:
     (made,) = (calls for name, calls in CALLED.items() if name.partition("_with_")[0] == client)
     assert ROWS[client]

@@ -1,9 +1,10 @@
 """The table of families and tasks: each cell that says yes is a parameter of a test that compares the family in that task, and no other is."""
 
 import re
+from itertools import product
 
-import pytest
 from tests.documentation.pages import ROOT
+from tests.rings import subcases
 from tests.text_models.late_models import CASES
 from tests.text_models.runtime.references import CLASSIFIERS, FAMILIES, LABELLERS, READS, SPARSE
 
@@ -37,8 +38,7 @@ def test_the_table_has_every_family_and_task() -> None:
     assert sorted(kind for row in ROWS for kind in re.findall(r"`(.+?)`", row)) == sorted(SERVED)
 
 
-@pytest.mark.parametrize("column", COMPARED)
-@pytest.mark.parametrize("row", ROWS)
+@subcases(("row", "column"), product(ROWS, COMPARED))
 def test_a_cell_says_what_tests_compare(row: str, column: str) -> None:
     names = {name for kind in re.findall(r"`(.+?)`", row) for name in NAMES.get(kind, (kind,))}
     assert (ROWS[row][COLUMNS.index(column)] == "yes") == bool(names & COMPARED[column])

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import pytest
 from tests.documentation.pages import FENCE, ROOT, all_pages
+from tests.rings import subcases
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -22,7 +22,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@subcases("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
     for markdown, html in LINK.findall(prose(page)):

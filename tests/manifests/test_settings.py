@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.documentation.pages import ROOT
 from tests.manifests.kit import command_of, of_kind, pod_of, printed, refused
+from tests.rings import subcases
 from tests.served import weir_here
 
 from weir.manifests import OF_KSERVE, OF_KUBERNETES, manifest_settings
@@ -120,7 +121,7 @@ def test_a_key_comes_from_a_secret() -> None:
     assert endpoint["authorization"] == {"credentials": key}
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("words", "says"),
     [
         ([], "nothing to serve: give a TARGET"),

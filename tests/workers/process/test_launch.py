@@ -76,7 +76,7 @@ def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:
     profile = tmp_path / "tried.toml"
     profile.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=4).to_toml())
     script = (
-        "import os, sys; from weir.cli import main; sys.argv[1:] = ['solve', sys.argv[1]]\n"
+        "import os, sys; from weir.cli import main; sys.argv[1:] = ['solve', sys.argv[1], '--rate', '100']\n"
         "try: main()\nexcept SystemExit: print(len(os.listdir('/proc/self/task')))"
     )
     without = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
