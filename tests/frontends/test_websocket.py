@@ -6,6 +6,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy
@@ -27,6 +28,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
+from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceResponse, RequestedOutput
@@ -359,3 +361,10 @@ async def test_a_client_that_is_gone_is_no_error(refused: str, error: Exception)
     websockets = WebSockets(Registry([]), HttpSettings(max_body_size=1024))
     await websockets.serve(WebSocket({"type": "websocket", "headers": [], "path": "/v2/ws"}, receive, send))
     assert sent[-1] == refused and websockets.open == 0
+
+
+async def test_errors_for_a_client_that_has_left_at_once_are_charged_no_more() -> None:
+    came = [{"type": f"websocket.{kind}", "text": "no request"} for kind in ("connect", "receive", "disconnect")]
+    client = WebSocket({"type": "websocket", "headers": []}, AsyncMock(side_effect=came), AsyncMock())
+    await WebSockets(Registry([]), HttpSettings(), account := Account(HttpSettings())).serve(client)
+    assert account.held_bytes == 0

@@ -9,15 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.fronts.messages import (
-    CallerLeft,
-    Link,
-    Outputs,
-    RequestForm,
-    Submit,
-    reader_of_dispatcher,
-    reader_of_front,
-)
+from weir.fronts.messages import CallerLeft, Link, Outputs, RequestForm, Submit, reader_of_dispatcher, reader_of_front
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
 from weir.messages import JSON, Form

@@ -176,6 +176,7 @@ class Session:
         finally:
             await self._leave()
             writing.cancel()
+            self._end_writing()  # the task may never have run
 
     def refuse(self) -> None:
         """Read no more requests. Close the connection when the requests in flight have been answered."""
@@ -336,11 +337,15 @@ class Session:
         except WebSocketDisconnect:
             pass  # the receiving task gets the disconnection too
         finally:
-            self._closed = True
-            for each in self._outbox:
-                self.claim.give(len(each))
-            self._outbox.clear()
-            self._sent.set()
+            self._end_writing()
+
+    def _end_writing(self) -> None:
+        """Write nothing more, and give back what is left in the outbox. Idempotent."""
+        self._closed = True
+        for each in self._outbox:
+            self.claim.give(len(each))
+        self._outbox.clear()
+        self._sent.set()
 
     async def send_now(self, message: Message) -> int:
         """Send one response of a stream, when the client reads. Return its size in bytes."""
