@@ -280,7 +280,7 @@ class Outcome:
     target: str
     rate: float | None  # intended, requests per second; None in a closed loop
     sent_rate: float  # requests sent per second of load
-    throughput: float  # successful answers per second of load
+    throughput: float  # successful responses per second of load
     requests: int
     answered: int  # successfully
     timeouts: int

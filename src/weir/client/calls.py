@@ -216,11 +216,11 @@ async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[
             return value
         try:
             left = _left(step, deadline, timeout)
-            answer = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
+            response = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
         except WeirError as error:
             resume = partial(program.throw, error)
         else:
-            resume = partial(program.send, answer)
+            resume = partial(program.send, response)
 
 
 def _left(step: Any, deadline: float, timeout: float) -> float:
@@ -353,7 +353,7 @@ class Prepared(NamedTuple):
     """A request, and a function that turns its response into the result for the caller."""
 
     request: InferenceRequest
-    answer: Callable[[InferenceResponse], Any]
+    result_of: Callable[[InferenceResponse], Any]
 
 
 class ModelCall:
@@ -376,7 +376,7 @@ class ModelCall:
         """Return the result for `value`: a Result, or the response to an item."""
         prepared = yield from self.prepare(model, value, extras)
         try:
-            return prepared.answer((yield from self._calls.infer(prepared.request)))
+            return prepared.result_of((yield from self._calls.infer(prepared.request)))
         except (InvalidRequest, ModelNotFound):
             self._takes_items.pop((model, extras.get("version", "")), None)  # another model may have replaced it
             raise

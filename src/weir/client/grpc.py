@@ -151,7 +151,7 @@ class AsyncGrpcTransport:
         try:
             async with limit:
                 with _failing():
-                    answer: bytes = await connected.unary(step.path)(
+                    response: bytes = await connected.unary(step.path)(
                         step.body, timeout=timeout, metadata=self._metadata
                     )
         except TimeoutError:
@@ -159,7 +159,7 @@ class AsyncGrpcTransport:
                 raise
             connected.leave(channel)
             raise _late(self._address) from None
-        return answer
+        return response
 
     async def chunks(self, step: GrpcCall, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Make a call and yield the responses' messages. A stream has no time limit as a whole."""

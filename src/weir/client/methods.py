@@ -98,7 +98,7 @@ class ClientBase:
                     while True:
                         for response in decode(await silence.next_of(chunks)):
                             begun = True
-                            yield prepared.answer(response)
+                            yield prepared.result_of(response)
                             silence.begin()
             except StopAsyncIteration:
                 return
@@ -369,10 +369,10 @@ class AsyncClient(ClientBase):
         """Do the same in groups of `batch_size`: a group begins when all requests of the group before it are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
-        answers: list[Any] = []
+        results: list[Any] = []
         for group in groups:
-            answers += await self.infer_ordered(model, group, at_once=batch_size, **extras)
-        return answers
+            results += await self.infer_ordered(model, group, at_once=batch_size, **extras)
+        return results
 
     async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator

@@ -97,8 +97,8 @@ def _check_memory(policy: Policy, sequence: list[Observation]) -> None:
         for copy in copies:  # in turn: copies that share state would disturb each other
             again = _decide(copy, each)
             if again != decision:
-                answers = f"{decision}, and a fresh copy decided {again}"
-                _broken("the same sequence of observations gives the same decisions", each, answers)
+                both = f"{decision}, and a fresh copy decided {again}"
+                _broken("the same sequence of observations gives the same decisions", each, both)
 
 
 def _fresh(policy: Policy) -> Policy:
@@ -115,26 +115,26 @@ def _decide(policy: Policy, seen: Observation) -> Decision:
         raise BrokenRule(f"a policy answers every observation: for {seen} it raised {error!r}") from error
 
 
-def _check_shape(seen: Observation, answer: Any) -> None:
-    if not isinstance(answer, Decision):
-        _broken("a policy returns a Decision", seen, answer)
-    if not isinstance(answer.rows, int) or isinstance(answer.rows, bool) or answer.rows < 0:
-        _broken("rows is a whole number, 0 or more", seen, answer)
-    if not isinstance(answer.reason, Reason):
-        _broken("reason is a Reason", seen, answer)
-    if answer.limit is not None and (not isinstance(answer.limit, int) or answer.limit < 1):
-        _broken("limit is None or a whole number, 1 or more", seen, answer)
-    if answer.until is not None and not isfinite(answer.until):
-        _broken("until is None or a finite instant", seen, answer)
+def _check_shape(seen: Observation, decision: Any) -> None:
+    if not isinstance(decision, Decision):
+        _broken("a policy returns a Decision", seen, decision)
+    if not isinstance(decision.rows, int) or isinstance(decision.rows, bool) or decision.rows < 0:
+        _broken("rows is a whole number, 0 or more", seen, decision)
+    if not isinstance(decision.reason, Reason):
+        _broken("reason is a Reason", seen, decision)
+    if decision.limit is not None and (not isinstance(decision.limit, int) or decision.limit < 1):
+        _broken("limit is None or a whole number, 1 or more", seen, decision)
+    if decision.until is not None and not isfinite(decision.until):
+        _broken("until is None or a finite instant", seen, decision)
 
 
-def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tuple[Observation, Decision]]:
-    """Check the end of a wait. Return the further observation that this took and the policy's answer to it."""
-    until = answer.until
-    if answer.rows or until is None:
+def _check_wait(policy: Policy, seen: Observation, decision: Decision) -> list[tuple[Observation, Decision]]:
+    """Check the end of a wait. Return the further observation that this took and the policy's decision."""
+    until = decision.until
+    if decision.rows or until is None:
         return []
     if until <= seen.now:
-        _broken("a wait ends later than now", seen, answer)
+        _broken("a wait ends later than now", seen, decision)
     later = seen._replace(now=until)
     then = _decide(policy, later)
     _check_shape(later, then)
@@ -143,5 +143,5 @@ def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tup
     return [(later, then)]
 
 
-def _broken(rule: str, seen: Observation, answer: Any) -> None:
-    raise BrokenRule(f"{rule}: for {seen} it decided {answer}")
+def _broken(rule: str, seen: Observation, decision: Any) -> None:
+    raise BrokenRule(f"{rule}: for {seen} it decided {decision}")

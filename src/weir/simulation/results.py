@@ -32,7 +32,7 @@ class BatchMeans:
 
     Times are in milliseconds, energies in millijoules. `starts`, shape (stretches + 1,), has the arrivals in seconds
     at which stretches begin, and the end of the last one. `late_after` is the response time in seconds beyond which an
-    answer is late.
+    response is late.
     """
 
     def __init__(self, profile: Profile, first: int, requests: int, late_after: float = inf) -> None:
@@ -347,7 +347,7 @@ class Comparison:
         return "in_time_share" if self.objective.counts_refusals else "power_w"
 
     def value(self, name: str) -> float:
-        """Return the number that is least for the best policy: its `measure`, or what it loses of the most answers in
+        """Return the number that is least for the best policy: its `measure`, or what it loses of the most responses in
         time.
         """
         if self.objective is not None and self.objective.counts_refusals:

@@ -175,7 +175,7 @@ def simulate(
         prices: the weights of latency and energy.
         settings: of the batcher; by default they do not limit the policy.
         deadline: each request's timeout in seconds.
-        late_after: seconds; answers that take longer count as late, and nothing else. By default `deadline`, or that
+        late_after: seconds; responses that take longer count as late, and nothing else. By default `deadline`, or that
             of the objective.
         latency_objective: a promise such as "p99=20ms". `smdp` is then solved for it, and the best policy is the one
             with the least power that keeps it.

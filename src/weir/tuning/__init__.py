@@ -90,7 +90,7 @@ class DeviceRequest(NamedTuple):
 
 
 class Solver(Model):
-    """Runs in the solving process. It answers each request with what is solved for it, or with a text that says why there is none."""
+    """Runs in the solving process. It responds to each request with what is solved for it, or with a text that says why there is none."""
 
     def __init__(self, niceness: int = NICENESS) -> None:
         self._niceness = niceness
@@ -133,7 +133,7 @@ class SolvingProcess:
         """
         try:
             async with asyncio.timeout(limit), self._turn:
-                answer: T = await self._solved(request)
+                solved: T = await self._solved(request)
         except asyncio.CancelledError:
             raise
         except (WeirError, OSError) as error:  # also a TimeoutError
@@ -141,9 +141,9 @@ class SolvingProcess:
             if isinstance(error, WeirError):
                 raise ModelError(error.message) from error
             raise
-        if isinstance(answer, str):
-            raise SettingsError(answer)
-        return answer
+        if isinstance(solved, str):
+            raise SettingsError(solved)
+        return solved
 
     async def close(self) -> None:
         """End the process, if there is one, and wait until it has ended. Idempotent."""
