@@ -13,7 +13,7 @@ from tests.simulated.jobs import JobWorld, simulate_jobs
 from weir.jobs.store import Disk
 
 
-@pytest.mark.parametrize("first", spread(range(0, 32, 4)))
+@pytest.mark.parametrize("first", spread(range(0, 32, 8)))
 def test_jobs_have_their_ends_on_a_disk_that_fails(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     died: list[bool] = []
     die = JobWorld.die
@@ -23,7 +23,7 @@ def test_jobs_have_their_ends_on_a_disk_that_fails(first: int, monkeypatch: pyte
         die(self, power=power)
 
     monkeypatch.setattr(JobWorld, "die", counted)
-    assert [f"{seed}: {fault}" for seed in range(first, first + 4) if (fault := simulate_jobs(seed).fault)] == []
+    assert [f"{seed}: {fault}" for seed in range(first, first + 8) if (fault := simulate_jobs(seed).fault)] == []
     assert died.count(True) > 0
     assert died.count(False) > 2
 
