@@ -27,9 +27,7 @@ async def test_requests_leave_at_their_instants_whether_or_not_any_was_answered(
     left, ledger = await sent([0.0, 0.5, 0.5, 2.0])
     assert left == [(0, 0.0), (1, 0.5), (2, 0.5), (3, 2.0)]
     assert ledger.begun == 4 and ledger.open == 4
-
-
-async def test_what_is_late_leaves_at_once_and_the_rest_is_not_moved() -> None:
+    # What is late leaves at once, and the rest is not moved.
     left, _ = await sent([1.0, 1.1, 5.0], late=0.5)
     assert left == [(0, 1.5), (1, 1.5), (2, 5.5)]
 
@@ -43,7 +41,7 @@ async def test_the_last_moments_before_an_instant_are_spent_awake() -> None:
 async def test_a_closed_loop_keeps_its_callers_busy_until_the_end() -> None:
     clock, ledger, under_way = FakeClock(0.0), Ledger(), list[int]()
     sending = asyncio.ensure_future(send_by_callers(ledger, under_way.append, clock, 3, 1.0))
-    await turns()
+    await asyncio.sleep(0)
     assert under_way == [0, 1, 2]
     for now in (0.25, 0.5, 0.75, 1.0, 1.25):
         clock.advance(now - clock())
@@ -51,16 +49,11 @@ async def test_a_closed_loop_keeps_its_callers_busy_until_the_end() -> None:
             under_way.remove(index)
             ledger.end(index, clock(), OK)
         assert not under_way  # never from within an end
-        await turns()
+        await asyncio.sleep(0)
         assert len(under_way) == (3 if now < 1.0 else 0) and sending.done() == (now >= 1.0)
     await sending
     assert ledger.begun == ledger.over == 12 and ledger.open == 0
     assert list(ledger.intended) == [0.0] * 3 + [0.25] * 3 + [0.5] * 3 + [0.75] * 3
-
-
-async def turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def refused(targets: int = 1, **settings: object) -> str:
@@ -136,7 +129,6 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
 async def lateness(*waits: float) -> float:
     """Sleep until each of `waits` from now, one after the other, and return how late the last one ended."""
-    when = 0.0
     with closing(Alarm()) as alarm:
         for wait in waits:
             when = time.monotonic() + wait

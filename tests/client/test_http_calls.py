@@ -183,6 +183,14 @@ def test_who_finds_no_place_is_late_and_who_waits_learns_of_the_end() -> None:
     assert cancelled
 
 
+def test_the_thread_of_a_client_that_nobody_closes_ends_with_it() -> None:
+    client = Blocking(AsyncHttpTransport("http://127.0.0.1:1", {}, 1, True))
+    client.run(asyncio.sleep(0))
+    thread = next(each for each in threading.enumerate() if each.name == "weir-client")
+    del client
+    thread.join()
+
+
 def test_nothing_is_sent_after_the_end() -> None:
     with asking(GOOD) as (peer, client):
         client.close()

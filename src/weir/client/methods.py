@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from weir.client import calls as common
 from weir.client.calls import (
@@ -421,8 +421,9 @@ class BlockingTransport:
         with self._lock:
             self._closed = True
             running, self._running = self._running, None
-        if running is not None and running.process == os.getpid():
-            running.end(self.inner.close())
+        if running is not None:
+            running.end(self.inner)
+            running.join()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """See Transport. The work ends if this is interrupted."""
@@ -441,6 +442,7 @@ class BlockingTransport:
                 raise Cancelled(_CLOSED)
             if self._running is None or self._running.process != os.getpid():  # a fork has no threads
                 self._running = _LoopThread()
+                finalize(self, self._running.end, self.inner).atexit = False  # for who never closes it
             return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._running.loop)
 
     async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
@@ -466,23 +468,38 @@ class _LoopThread:
     def __init__(self) -> None:
         self.process = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="weir-client", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="weir-client", daemon=True)
         self._thread.start()
 
-    def end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, cancel what else is under way, and end the thread."""
-        asyncio.run_coroutine_threadsafe(_with_cancelled(work), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def end(self, transport: AsyncTransport) -> None:
+        """Close `transport`, cancel what else is under way, and end the thread; do not wait for that. Idempotent."""
+        if self.process == os.getpid() and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.create_task, _last(transport))
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if self.process == os.getpid():
+            self._thread.join()
 
 
-async def _with_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    await work
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for other in others:
-        other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+async def _last(transport: AsyncTransport) -> None:
+    """Close `transport`, cancel all other tasks, and stop the event loop."""
+    loop = asyncio.get_running_loop()
+    try:
+        await transport.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # their callers are told
+    finally:
+        loop.stop()
 
 
 class PerLoop(Generic[T]):
