@@ -56,7 +56,7 @@ def _cost(model: Drawn, workers: int, rate: float, table: Table) -> float:
 
 
 def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", MULTI_WORKER_LOADS[::8])
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", MULTI_WORKER_LOADS[::16])
     one, other = (make_bank(P4, Prices(0.0, 1.0), workers=2, seed=3) for _ in range(2))
     assert (one.limits() == 32).all()
     np.testing.assert_array_equal(one.p99_ms, other.p99_ms)  # the same seed makes the same bank

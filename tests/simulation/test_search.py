@@ -121,7 +121,7 @@ def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised
 # Under overload.
 
 
-def traffic(text: str, count: int = 20_000, workers: int = 1) -> Floats:
+def traffic(text: str, count: int = 8_000, workers: int = 1) -> Floats:
     process = parse_arrivals(text, capacity=workers * P4.max_rate)
     return process.times(np.random.default_rng(78), count)
 
@@ -129,14 +129,14 @@ def traffic(text: str, count: int = 20_000, workers: int = 1) -> Floats:
 def step(load: float, after: float) -> Floats:
     """Half of the capacity, and from 1 s on another load."""
     before = poisson(load, 4_000)
-    return np.concatenate((before[before < 1.0], 1.0 + poisson(after, 20_000)))
+    return np.concatenate((before[before < 1.0], 1.0 + poisson(after, 8_000)))
 
 
 OVERLOADS = {
     "steady 1.05": traffic("poisson:1.05"),
     "steady 1.5": traffic("poisson:1.5"),
     "steady 10": traffic("poisson:10"),
-    "steady 100": traffic("poisson:100", 100_000),
+    "steady 100": traffic("poisson:100", 40_000),
     "step to 2": step(0.5, 2.0),
     "step to 10": step(0.5, 10.0),
     "bursts of 0.3 s": traffic("on-off:1,on=0.3s,off=0.3s"),
