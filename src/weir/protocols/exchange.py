@@ -471,7 +471,7 @@ class Exchange:
         self.carrier = carrier
         self.headers = headers
         self.peer = peer
-        self.caller = caller_in(headers)
+        self.caller = caller_in(headers) if headers else ""
         self.trace: Trace | None = None
         self.waited = 0.0
 

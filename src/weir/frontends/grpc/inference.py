@@ -172,7 +172,10 @@ class MessageLayout:
         """Return whether a message that begins with the head of this layout also has tensors of the same sizes at the same offsets."""
         if len(body) != self._size_bytes:
             return False
-        return all(body.startswith(tag, start) for tag, start in self._tags)
+        for tag, start in self._tags:  # without a generator, which would be two more calls for each request
+            if not body.startswith(tag, start):
+                return False
+        return True
 
     def serves(self, facts: "ModelFacts") -> bool:
         """Return whether this layout was made for the model of `facts`, which has not been reloaded since."""
