@@ -101,7 +101,7 @@ class HttpRequest(RequestBase, ChannelCall):
     def begin(self) -> None:
         """Put the request into the queue, after reading its body if necessary. Raises the WeirError that refuses it."""
         if self.head.plain:
-            self.enter()
+            self.head.service.submit(self, self.arrival)  # as `enter` does
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self._take(self.reader()())
         else:
