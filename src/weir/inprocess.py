@@ -5,9 +5,9 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
@@ -24,7 +24,7 @@ from weir.catalog.sources import (
     target_of,
 )
 from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming
-from weir.client.methods import AsyncClient, Client
+from weir.client.methods import AsyncClient, Client, blocking_chunks
 from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 FRONTEND = "python"  # the same name as for calls of Service.infer
 
-T = TypeVar("T")
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: a function whose result is awaited for the response, or iterated for several responses.
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -66,7 +65,7 @@ class LocalCalls(Calls):
         async def infer() -> InferenceResponse:
             return await (await self._exchange(request)).infer(request)
 
-        return (yield infer)  # type: ignore[no-any-return]  # a step's response
+        return (yield infer)  # type: ignore[no-any-return]  # a step's answer
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""
@@ -116,7 +115,7 @@ class LocalTransport:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self.inner = AsyncLocalTransport(manager)
+        self._inner = AsyncLocalTransport(manager)
         self._lifecycle = Lifecycle("weir-inprocess", _nothing, _nothing)
 
     def start(self) -> bool:
@@ -126,14 +125,13 @@ class LocalTransport:
             raise _forked(self._lifecycle.forked_from)
         return self._lifecycle.start(lambda: self._manager)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """See Transport. Raises Conflict if the server does not run."""
-        try:
-            background = self._running
-        except Conflict:
-            work.close()
-            raise
-        return background.run(work)
+    def send(self, step: Step, timeout: float) -> Any:
+        """See AsyncLocalTransport.send."""
+        return self._running.run(self._inner.send(step, timeout))
+
+    def chunks(self, step: Steps, silence: Silence) -> Generator[StreamPart, None, None]:
+        """See AsyncLocalTransport.chunks. Raises DeadlineExceeded when `silence` is over."""
+        return blocking_chunks(self._running.run, _for_caller(step()), silence)
 
     def close(self) -> None:
         """Drain and stop all models, and end the event loop."""
@@ -150,7 +148,7 @@ class LocalTransport:
 
 
 class OverManager:
-    """Has what the clients of models in this program have in common. Each has the class of its `transport`.
+    """What the clients of models in this program have in common. Each has the class of its `transport`.
 
     Arguments:
         models: classes of models, services or chains, functions, or texts like "module:Class".

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +38,11 @@ class Awaited:
         """Yield the answers."""
         answers = self.client.stream(*arguments, **asking)
         try:
-            with suppress(StopAsyncIteration):
-                while True:
+            while True:
+                try:
                     yield self._loop.run(_next(answers))
+                except StopAsyncIteration:
+                    return
         finally:
             self._loop.run(answers.aclose())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,8 +10,10 @@ import pytest
 import uvloop
 from tests.rings import subcases
 
+from weir.client.http import AsyncHttpTransport
 from weir.client.http_calls import OutgoingRequest
 from weir.client.http_connection import AsyncConnection, ResponseReader, ServerAddress
+from weir.client.methods import BlockingTransport
 from weir.errors import InvalidRequest, WeirError
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
@@ -55,6 +58,21 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
     reader.feed(b"HTTP/1.1 200 OK\r\n\r\nall of it")
     reader.feed(b"")
     assert (reader.is_complete, reader.take(), reader.keeps) == (True, b"all of it", False)
+
+
+async def test_a_response_that_came_before_all_was_sent_is_read() -> None:
+    async with connected() as (connection, there):
+        there.sendall(ONE)
+        connection._descriptor = -1  # so that nothing can be written
+        assert (await connection.send(b"POST")).body == b"9"
+
+
+def test_the_thread_of_a_client_that_nobody_closes_ends_with_it() -> None:
+    client = BlockingTransport(AsyncHttpTransport("http://127.0.0.1:1", {}, 1, True))
+    client._started().run(asyncio.sleep(0))
+    thread = next(each for each in threading.enumerate() if each.name == "weir-client")
+    del client
+    thread.join()
 
 
 @subcases("data", [ONE, b"garbage"])

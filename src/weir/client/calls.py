@@ -1,4 +1,4 @@
-"""This has what all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
+"""What all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
 errors.
 
 A program is a generator. It yields what is to be sent, or a Sleep, and receives the response. Blocking and asynchronous clients
@@ -6,6 +6,7 @@ run the same programs.
 """
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ _DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype 
 
 
 class RequestExtras(TypedDict, total=False):
-    """Says what a request may have besides its inputs.
+    """What a request may have besides its inputs.
 
     version: the version of the model; without it, the default version.
     outputs: the names of the outputs to return; without it, all.
@@ -177,12 +178,12 @@ def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
 
 def _bytes_of(name: str, array: Array) -> Array:
     found = numpy.empty(array.shape, object)
-    for index, element in numpy.ndenumerate(array):
+    for place, element in numpy.ndenumerate(array):
         if isinstance(element, str):
             element = element.encode()
         if not isinstance(element, bytes):
             raise InvalidRequest(f"tensor {name!r}: {element!r:.80} is neither bytes nor a text")
-        found[index] = element
+        found[place] = element
     return found
 
 
@@ -200,10 +201,10 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
-    """Run `program` to its end, on the running event loop, and return its result.
+def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
+    """Run `program` to its end and return its result.
 
-    `send(step, seconds)` does a step within that many seconds and returns its response. A WeirError of a step is thrown into the
+    `send(step, seconds)` does a step within so many seconds and returns its response. A WeirError of a step is thrown into the
     program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
@@ -216,11 +217,34 @@ async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[
             return value
         try:
             left = _left(step, deadline, timeout)
-            response = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
+            answer: Any = None
+            if isinstance(step, Sleep):
+                time.sleep(step.seconds)
+            else:
+                answer = send(step, left)
         except WeirError as error:
             resume = partial(program.throw, error)
         else:
-            resume = partial(program.send, response)
+            resume = partial(program.send, answer)
+
+
+async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
+    """Run `program` like `run`, on the running event loop."""
+    deadline = time.monotonic() + timeout
+    resume: Callable[[], Any] = partial(next, program)
+    while True:
+        try:
+            step = resume()
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        try:
+            left = _left(step, deadline, timeout)
+            answer = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
+        except WeirError as error:
+            resume = partial(program.throw, error)
+        else:
+            resume = partial(program.send, answer)
 
 
 def _left(step: Any, deadline: float, timeout: float) -> float:
@@ -232,7 +256,8 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
 
 
 class Silence:
-    """The time, at most `seconds`, in which the next response of a stream must come. It begins when this is made, and again at `begin`."""
+    """The time, at most `seconds`, in which the next response of a stream must come. It begins when this is made, and again at `begin`;
+    between `pause` and `begin`, no time passes, as the caller works."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -241,6 +266,10 @@ class Silence:
     def begin(self) -> None:
         """Wait for the next response."""
         self._until = time.monotonic() + self.seconds
+
+    def pause(self) -> None:
+        """Stop the clock: a response has come."""
+        self._until = math.inf
 
     @property
     def left(self) -> float:
@@ -353,7 +382,7 @@ class Prepared(NamedTuple):
     """A request, and a function that turns its response into the result for the caller."""
 
     request: InferenceRequest
-    result_of: Callable[[InferenceResponse], Any]
+    answer: Callable[[InferenceResponse], Any]
 
 
 class ModelCall:
@@ -376,7 +405,7 @@ class ModelCall:
         """Return the result for `value`: a Result, or the response to an item."""
         prepared = yield from self.prepare(model, value, extras)
         try:
-            return prepared.result_of((yield from self._calls.infer(prepared.request)))
+            return prepared.answer((yield from self._calls.infer(prepared.request)))
         except (InvalidRequest, ModelNotFound):
             self._takes_items.pop((model, extras.get("version", "")), None)  # another model may have replaced it
             raise

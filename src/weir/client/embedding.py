@@ -1,17 +1,16 @@
 """The client that turns texts into vectors over HTTP. It has the methods of bert-as-service's client, and raises errors where that
 one waits for ever."""
 
-import asyncio
+import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from itertools import count, islice
 from queue import SimpleQueue
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Any, NamedTuple, Protocol, Self
-from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 
 from weir._version import __version__
 from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client
-from weir.client.http import AsyncHttpTransport
 from weir.client.http_calls import HttpReply, OutgoingRequest, checked
-from weir.client.http_connection import headers_with
-from weir.client.methods import BlockingTransport
+from weir.client.http_connection import Connections, headers_with
 from weir.errors import (
+    Cancelled,
     CapacityError,
     Conflict,
     InvalidRequest,
@@ -183,7 +181,7 @@ class EmbeddingClient:
             blocking: whether to wait for the vectors. Otherwise the number of the request is returned, for `fetch`.
             show_tokens: whether to return a pair of the vectors and the tokens of each text.
             timeout: seconds; None is the client's.
-            dimensions: keeps only that many numbers at the start of each vector.
+            dimensions: keeps only so many numbers at the start of each vector.
             truncate: False refuses texts that are too long; True cuts them.
             priority: higher goes first.
             model: the model to use; None is the client's.
@@ -206,9 +204,9 @@ class EmbeddingClient:
         self._count = next(self._numbers)
         if not blocking:
             return self._start(call, seconds, self._pending, self._ended)
-        result = self._transport.encode(call, seconds)
-        made = self._made(result)
-        return (made, result.tokens) if show_tokens else made
+        answer = self._transport.encode(call, seconds)
+        made = self._made(answer)
+        return (made, answer.tokens) if show_tokens else made
 
     def _start(
         self, call: EncodeCall, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]
@@ -278,24 +276,24 @@ class EmbeddingClient:
 
     def _next(self, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]) -> Fetched:
         number = ended.get()
-        result = pending.pop(number).result()
-        return Fetched(number, self._made(result), result.tokens)
+        answer = pending.pop(number).result()
+        return Fetched(number, self._made(answer), answer.tokens)
 
-    def _made(self, result: Vectors) -> Any:
-        if result.truncated and self._check_length:
-            shown = ", ".join(map(str, result.truncated[:_SHOWN])) + (", ..." if len(result.truncated) > _SHOWN else "")
+    def _made(self, answer: Vectors) -> Any:
+        if answer.truncated and self._check_length:
+            shown = ", ".join(map(str, answer.truncated[:_SHOWN])) + (", ..." if len(answer.truncated) > _SHOWN else "")
             warnings.warn(
-                f"{len(result.truncated)} texts are longer than the model reads and were cut: {shown} "
+                f"{len(answer.truncated)} texts are longer than the model reads and were cut: {shown} "
                 "(truncate=False refuses them, check_length=False turns this warning off)",
                 stacklevel=3,
             )
-        if result.foreign and self._check_ids:
+        if answer.foreign and self._check_ids:
             warnings.warn(
-                f"{result.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
+                f"{answer.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
                 "model give wrong vectors (send texts, or the ids of this model's tokenizer)",
                 stacklevel=3,
             )
-        return result.vectors.tolist() if self._as_lists else result.vectors
+        return answer.vectors.tolist() if self._as_lists else answer.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
         """Raise Unsupported: this was for ZeroMQ, where a client can receive the responses to other clients."""
@@ -377,11 +375,11 @@ def _checked(texts: Any, is_tokenized: bool) -> Sequence[Text]:
         raise InvalidRequest(f"texts: must be a list of texts, not {type(texts).__name__}")
     if not texts:
         raise InvalidRequest("texts: must not be empty")
-    for index, text in enumerate(texts):
+    for place, text in enumerate(texts):
         if is_tokenized and not (isinstance(text, list) and all(isinstance(word, str) for word in text)):
-            raise InvalidRequest(f"texts[{index}]: must be a list of words (is_tokenized)")
+            raise InvalidRequest(f"texts[{place}]: must be a list of words (is_tokenized)")
         if not is_tokenized and not _is_text(text):
-            raise InvalidRequest(f"texts[{index}]: must be a text, not {type(text).__name__}")
+            raise InvalidRequest(f"texts[{place}]: must be a text, not {type(text).__name__}")
     return texts
 
 
@@ -403,43 +401,53 @@ def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: in
         raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
     if port_out is not None:
         raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP responses come back on the same connection")
-    return HttpEmbedding(AsyncHttpTransport(url, headers_with(token), _AT_ONCE * 2, True), identity, retry)
+    return HttpEmbedding(Connections(url, headers_with(token), _AT_ONCE * 2), identity, retry)
 
 
 class HttpEmbedding:
     """The EmbeddingTransport over HTTP. `identity` tells the server whose texts these are; `retry` tells what is sent again."""
 
-    def __init__(self, transport: AsyncHttpTransport, identity: str, retry: Retry = NEVER) -> None:
+    def __init__(self, transport: Connections, identity: str, retry: Retry = NEVER) -> None:
         self._transport = transport
-        self._loop = BlockingTransport(transport)
         self._identity = identity
         self._retry = retry
-        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._threads: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[Vectors]] = set()
+        self._lock = Lock()
+        self._closed = False
 
     def encode(self, call: EncodeCall, timeout: float) -> Vectors:
         """See EmbeddingTransport."""
-        return self._loop.run(self._encoded(call, timeout))
-
-    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
-        """See EmbeddingTransport."""
-        return self._loop.submit(self._in_turn(call, timeout))
-
-    async def _in_turn(self, call: EncodeCall, timeout: float) -> Vectors:
-        room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
-        async with room:
-            return await self._encoded(call, timeout)
-
-    async def _encoded(self, call: EncodeCall, timeout: float) -> Vectors:
         deadline, left, tried = time.monotonic() + timeout, timeout, 0
         while True:
             try:
-                return _read(checked(await self._transport.send(_request(call, self._identity, left), left)))
+                return _read(self._sent(_request(call, self._identity, left), left))
             except CapacityError as error:
                 wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
                 if wait is None or time.monotonic() + wait >= deadline:
                     raise
-            await asyncio.sleep(wait)
+            time.sleep(wait)
             tried, left = tried + 1, max(_SHORTEST_TIMEOUT, deadline - time.monotonic())
+
+    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
+        """See EmbeddingTransport. A thread sends the request."""
+        future: Future[Vectors] = Future()
+        with self._lock:
+            if self._closed:
+                raise Cancelled("this client has been closed")
+            self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "weir-embedding")
+            self._under_way.add(future)
+            self._threads.submit(self._run, future, lambda: self.encode(call, timeout))
+        return future
+
+    def _run(self, future: Future[Vectors], encode: Callable[[], Vectors]) -> None:
+        with contextlib.suppress(InvalidStateError):  # the future was cancelled, or the client closed
+            try:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(encode())
+            except Exception as error:
+                future.set_exception(error)
+        self._under_way.discard(future)
 
     def config(self, timeout: float) -> dict[str, Any]:
         """See EmbeddingTransport."""
@@ -456,10 +464,18 @@ class HttpEmbedding:
 
     def close(self) -> None:
         """See EmbeddingTransport."""
-        self._loop.close()
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        for future in list(self._under_way):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(Cancelled("the client was closed before the response"))
+        self._transport.close()
 
     def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:
-        return checked(self._loop.run(self._transport.send(request, timeout)))
+        return checked(self._transport.send(request, timeout))
 
 
 def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
@@ -502,11 +518,11 @@ def _read(reply: HttpReply) -> Vectors:
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:
     """Return the error for a request that is not valid Unicode. It names the first text with half of a surrogate pair, if a text
     has one."""
-    for index, text in enumerate(texts):
+    for place, text in enumerate(texts):
         for part in [text] if isinstance(text, str) else text:
             try:
                 str(part).encode()
             except UnicodeEncodeError as error:
                 rule = f"is not valid Unicode: character {error.start} is half of a surrogate pair"
-                return InvalidRequest(f"texts[{index}]: {rule}")
+                return InvalidRequest(f"texts[{place}]: {rule}")
     return InvalidRequest("model, prompt: must be valid Unicode")

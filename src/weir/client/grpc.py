@@ -1,9 +1,13 @@
 """The clients for gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import grpc
@@ -11,8 +15,8 @@ import grpc.aio
 from google.protobuf.json_format import MessageToDict
 
 from weir.client.calls import Calls, Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
-from weir.client.methods import AsyncClient, Client, PerLoop, blocking
-from weir.errors import DeadlineExceeded, InvalidRequest
+from weir.client.methods import AsyncClient, Client, PerLoop
+from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
 from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
@@ -77,6 +81,8 @@ def _decode(message: bytes) -> Iterable[InferenceResponse]:
 
 _PUSHBACK = "grpc-retry-pushback-ms"
 _LATE = 0.1  # seconds after its timeout in which the core ends a call that it can end
+_IDLE = 1.0  # seconds that a thread waits for the next call
+_CLOSING = 1.0  # seconds that closing a connection may take
 # Messages may have any size, each client has its own connection, only Retry decides which calls are sent again, and calls go to the
 # server itself, as those over HTTP do.
 CHANNEL_OPTIONS = [
@@ -89,7 +95,7 @@ CHANNEL_OPTIONS = [
 
 
 class OverGrpc:
-    """Has what the clients of a server's gRPC address have in common. Each has the class of its `transport`.
+    """What the clients of a server's gRPC address have in common. Each has the class of its `transport`.
 
     Arguments:
         address: HOST:PORT.
@@ -134,13 +140,106 @@ class _Connected:
             self.unary = cache(self.channel.unary_unary)
 
 
+class _Helpers:
+    """Threads that wait for calls in the place of their callers, who can thus leave a call that does not end.
+
+    A future of grpcio can be left, too, but costs a new thread for each call.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[tuple[Future[Any], Callable[[], Any]]]] = []
+        os.register_at_fork(after_in_child=self._idle.clear)
+
+    def run(self, work: Callable[[], Any], seconds: float) -> Any:
+        """Return the result of `work`, or raise its error. Raises TimeoutError after so many seconds, while `work` goes on."""
+        future = Future[Any]()
+        try:
+            jobs = self._idle.pop()
+        except IndexError:
+            jobs = SimpleQueue()
+            threading.Thread(target=self._help, args=(jobs,), name="weir-call", daemon=True).start()
+        jobs.put((future, work))
+        return future.result(seconds)
+
+    def _help(self, jobs: "SimpleQueue[tuple[Future[Any], Callable[[], Any]]]") -> None:
+        while True:
+            try:
+                future, work = jobs.get(timeout=_IDLE)
+            except Empty:
+                with suppress(ValueError):  # unless a caller has just taken it
+                    self._idle.remove(jobs)
+                    return
+                continue
+            try:
+                result = work()
+            except BaseException as error:
+                end = partial(future.set_exception, error)
+            else:
+                end = partial(future.set_result, result)
+                del result
+            self._idle.append(jobs)
+            end()
+            del future, work, end  # nothing of a call may outlive it
+
+
+_HELPERS = _Helpers()
+
+
+class GrpcTransport:
+    """A Transport for GrpcCalls."""
+
+    def __init__(self, address: str, metadata: Pairs, credentials: grpc.ChannelCredentials | None) -> None:
+        self._address = address
+        self._connected = _Connected(partial(_channel, grpc, address, credentials))
+        self._metadata = metadata
+
+    def send(self, step: GrpcCall, timeout: float) -> bytes:
+        """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
+        channel = self._connected.channel
+        call = partial(self._connected.unary(step.path), step.body, timeout=timeout, metadata=self._metadata)
+        try:
+            with _failing():
+                answer: bytes = _HELPERS.run(call, timeout + _LATE)
+        except TimeoutError as error:
+            if isinstance(error, WeirError):
+                raise
+            self._connected.leave(channel)
+            raise _late(self._address) from None
+        return answer
+
+    def chunks(self, step: GrpcCall, silence: Silence) -> Generator[bytes, None, None]:
+        """Make a call and yield the responses' messages. Raises DeadlineExceeded when `silence` is over; a stream has no time limit as
+        a whole."""
+        channel = self._connected.channel
+        call = channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
+        answered = False
+        try:
+            with _failing():
+                while (message := _HELPERS.run(partial(next, call, None), silence.left)) is not None:
+                    answered = True
+                    yield message
+        except TimeoutError as error:
+            raise error if isinstance(error, WeirError) else silence.error() from None
+        finally:
+            call.cancel()
+            if silence.is_over and not answered:
+                self._connected.leave(channel)
+
+    def close(self) -> None:
+        """Close the connection."""
+        # It waits for the end of all calls, but a message that nobody reads may hold them.
+        closing = threading.Thread(target=self._connected.channel.close, name="weir-close", daemon=True)
+        closing.start()
+        closing.join(_CLOSING)
+
+
 class AsyncGrpcTransport:
     """An AsyncTransport for GrpcCalls."""
 
     def __init__(self, address: str, metadata: Pairs, credentials: grpc.ChannelCredentials | None) -> None:
         self._metadata = metadata
         self._address = address
-        make = partial(_channel, address, credentials)
+        make = partial(_channel, grpc.aio, address, credentials)
         self._connected = PerLoop(lambda: _Connected(make), lambda connected: connected.channel.close())
 
     async def send(self, step: GrpcCall, timeout: float) -> bytes:
@@ -151,7 +250,7 @@ class AsyncGrpcTransport:
         try:
             async with limit:
                 with _failing():
-                    response: bytes = await connected.unary(step.path)(
+                    answer: bytes = await connected.unary(step.path)(
                         step.body, timeout=timeout, metadata=self._metadata
                     )
         except TimeoutError:
@@ -159,7 +258,7 @@ class AsyncGrpcTransport:
                 raise
             connected.leave(channel)
             raise _late(self._address) from None
-        return response
+        return answer
 
     async def chunks(self, step: GrpcCall, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
@@ -188,7 +287,7 @@ class GrpcClient(OverGrpc, Client):
     All calls share one connection; a server that stops reading holds none of them, and the next call gets a new one.
     """
 
-    transport = blocking(AsyncGrpcTransport)
+    transport = GrpcTransport
 
 
 class AsyncGrpcClient(OverGrpc, AsyncClient):
@@ -197,10 +296,11 @@ class AsyncGrpcClient(OverGrpc, AsyncClient):
     transport = AsyncGrpcTransport
 
 
-def _channel(address: str, credentials: grpc.ChannelCredentials | None) -> Any:  # whose type stubs require serializers
+def _channel(library: Any, address: str, credentials: grpc.ChannelCredentials | None) -> Any:
+    """Return a channel of grpc or grpc.aio."""  # whose type stubs require serializers, which bytes do not need
     if credentials is None:
-        return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        return library.insecure_channel(address, CHANNEL_OPTIONS)
+    return library.secure_channel(address, credentials, CHANNEL_OPTIONS)
 
 
 def _late(address: str) -> DeadlineExceeded:

@@ -8,8 +8,8 @@ from typing import Any
 
 from weir.client.calls import Retry, Silence
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
-from weir.client.http_connection import AsyncConnections, ServerAddress, failing, headers_with
-from weir.client.methods import AsyncClient, Client, PerLoop, blocking
+from weir.client.http_connection import AsyncConnections, Connections, ServerAddress, failing, headers_with
+from weir.client.methods import AsyncClient, Client, PerLoop
 
 CONNECTIONS = 64
 
@@ -48,7 +48,7 @@ class AsyncHttpTransport:
 
 
 class OverHttp:
-    """Has what the clients of a server's HTTP address have in common. Each has the class of its calls, and the `transport` for the arguments.
+    """What the clients of a server's HTTP address have in common. Each has the class of its calls, and the `transport` for the arguments.
 
     Arguments:
         url: http://HOST:PORT, https://HOST:PORT, or unix:PATH for a Unix socket.
@@ -84,7 +84,7 @@ class HttpClient(OverHttp, Client):
     """A client of a server over HTTP, such as `HttpClient("http://localhost:8000")`. Many threads may use it at a time. See OverHttp for the
     arguments."""
 
-    transport = blocking(AsyncHttpTransport)
+    transport = Connections
 
 
 class AsyncHttpClient(OverHttp, AsyncClient):

@@ -1,27 +1,33 @@
-"""HTTP/1.1 to one server: what is written and read, and the connections of an event loop that carry it.
+"""HTTP/1.1 to one server: what is written and read, and the connections that carry it, for threads and for an event loop.
 
-httptools parses responses. Connections are kept for later requests, and a request is sent in one piece, so that the server wakes up once.
+httptools parses responses. Both kinds of connection share the server, the reader of responses and the errors; they differ in how they
+wait. Connections are kept for later requests, and a request is sent in one piece, so that the server wakes up once.
 """
 
 import asyncio
 import base64
 import os
+import select
 import socket
 import ssl
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from errno import errorcode
-from typing import Any, cast
+from threading import BoundedSemaphore
+from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from weir.client.calls import ConnectionLost, Unreachable
+from weir.client.calls import ConnectionLost, Silence, Unreachable
 from weir.client.http_calls import HttpReply, OutgoingRequest, error_of
-from weir.errors import DeadlineExceeded, InvalidRequest, SettingsError, WeirError
+from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
+_PIECE = 1 << 18  # bytes that a thread reads at a time
+_SHORTEST = 1e-3  # seconds: a timeout of 0 would make the socket non-blocking
 _URL_RULE = "must be http://HOST:PORT, https://HOST:PORT or unix:PATH"
 
 
@@ -153,6 +159,198 @@ class ResponseReader:
         self.keeps = self.keeps and self._parser.should_keep_alive()
 
 
+class PooledConnection(Protocol):
+    """A connection of a thread or of an event loop, as ConnectionPool sees it."""
+
+    @property
+    def is_free(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=PooledConnection)
+
+
+class ConnectionPool(Generic[C]):
+    """The open connections of a client, at most `limit`, of which those that are free are used again: the one used last first, whose memory
+    is in the caches."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open: set[C] = set()
+        self._free: list[C] = []
+
+    def take(self) -> C | None:
+        """Return a free connection if there is one."""
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if connection.is_free:
+                    return connection
+                self.drop(connection)  # the server has closed it
+        return None
+
+    def put(self, connection: C) -> None:
+        """Keep a connection after its request, unless no other may follow."""
+        if connection.is_free:
+            self._free.append(connection)
+            if connection in self.open:  # and not closed meanwhile, perhaps by another thread
+                return
+        self.drop(connection)
+
+    def drop(self, connection: C) -> None:
+        """Close a connection."""
+        self.open.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Close those that are free, and end what is under way on the others."""
+        busy, self.open = self.open, set()
+        for connection in list(busy):
+            connection.abort()
+        with suppress(IndexError):
+            while True:
+                self._free.pop().close()
+
+
+class _Connection:
+    """A connection of a thread, on which one request is under way at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = ResponseReader()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another request may follow: the response has been read, and the server has sent nothing since, nor closed."""
+        if not (self.reader.is_complete and self.reader.keeps):
+            return False
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return not poll.poll(0)
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes of a request. A server may respond and close before it has read all."""
+        self.reader.begin()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.sendall(data)
+
+    def read(self) -> None:
+        """Read what arrives next. Raises OSError."""
+        self.reader.feed(self.sock.recv(_PIECE))
+
+    def limit(self, deadline: float) -> None:
+        """Let the socket wait until `deadline` at most. Raises TimeoutError if it has passed."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.sock.settimeout(max(_SHORTEST, left))
+
+    def abort(self) -> None:
+        """End the connection, so that a thread that reads from it returns."""
+        with suppress(OSError):  # the thread may be closing it just now
+            # That of a socket with TLS may not be called from another thread.
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.sock.close()
+
+
+class Connections:
+    """A Transport for OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
+
+    At most `limit` connections are open; they are kept for later requests. `headers` go with each request; `tls` is as for HttpClient.
+    Raises SettingsError for a URL of another form.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], limit: int, tls: bool | ssl.SSLContext = True) -> None:
+        self._server = ServerAddress(url, headers, tls)
+        self._places = BoundedSemaphore(limit)
+        self._kept = ConnectionPool[_Connection](limit)
+        self._closed = False
+
+    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
+        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could
+        be sent, ConnectionLost if the connection ended before the response, and Cancelled after `close`."""
+        deadline = time.monotonic() + timeout
+        with self._begun(step, deadline) as connection:
+            while not connection.reader.is_complete:
+                connection.limit(deadline)
+                connection.read()
+            return connection.reader.reply
+
+    def chunks(self, step: OutgoingRequest, silence: Silence) -> Generator[bytes, None, None]:
+        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when `silence` is over, what `send` raises,
+        or the error that the response stands for."""
+        with self._begun(step, time.monotonic() + silence.seconds) as connection:
+            reader = connection.reader
+            while not reader.is_complete:
+                if reader.status == 200 and reader.parts:
+                    yield reader.take()
+                    continue
+                try:
+                    connection.limit(time.monotonic() + silence.left)
+                    connection.read()
+                except TimeoutError:
+                    raise silence.error() from None
+            if reader.status != 200:
+                raise error_of(reader.reply)
+            if reader.parts:
+                yield reader.take()
+
+    @contextmanager
+    def _begun(self, step: OutgoingRequest, deadline: float) -> Iterator[_Connection]:
+        """Send a request and yield its connection, from which the block must read the response. It is kept if the block has read all."""
+        data, url = self._server.written(step), self._server.url
+        if not self._places.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise _late(url)
+        try:
+            with failing(url):
+                connection = self._kept.take() or _connect(self._server, max(_SHORTEST, deadline - time.monotonic()))
+                self._kept.open.add(connection)
+                try:
+                    if self._closed:
+                        self._kept.drop(connection)
+                        raise Cancelled(f"{url}: this client has been closed")
+                    connection.limit(deadline)
+                    connection.write(data)
+                    yield connection
+                finally:
+                    self._kept.put(connection)
+        except ConnectionLost as error:
+            if self._closed:
+                raise Cancelled(f"{url}: this client has been closed") from error
+            raise
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
+        self._closed = True
+        self._kept.close()
+
+
+def _connect(server: ServerAddress, timeout: float) -> _Connection:
+    """Return a connection to `server`. Raises NotConnected."""
+    sock: socket.socket | None = None
+    try:
+        if server.uds is not None:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(timeout)
+            sock.connect(server.uds)
+            return _Connection(sock)
+        sock = socket.create_connection((server.host, server.port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _Connection(sock if server.tls is None else server.tls.wrap_socket(sock, server_hostname=server.host))
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise NotConnected(reason_of(error)) from error
+
+
 class AsyncConnection(asyncio.Protocol):
     """A connection of an event loop, on which one request is under way at a time.
 
@@ -225,6 +423,8 @@ class AsyncConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    abort = close
+
     def _end(self, why: str) -> None:
         reply, self._reply = self._reply, None
         self.close()
@@ -272,17 +472,14 @@ class AsyncConnection(asyncio.Protocol):
 
 
 class AsyncConnections:
-    """The connections of an event loop to `server`, at most `limit`. Those that are free are used again: the one used last first, whose
-    memory is in the caches.
+    """The connections of an event loop to `server`, at most `limit`, which are kept for later requests.
 
     `held` counts the requests that waited because of the limit, and `most` is the largest number open at a time.
     """
 
     def __init__(self, server: ServerAddress, limit: int) -> None:
         self._server = server
-        self._limit = limit
-        self._open: set[AsyncConnection] = set()
-        self._free: list[AsyncConnection] = []
+        self._kept = ConnectionPool[AsyncConnection](limit)
         self._opening = 0
         self._turns: deque[asyncio.Future[None]] = deque()  # of those who wait for a connection
         self.held = 0
@@ -291,7 +488,7 @@ class AsyncConnections:
     def start(self, data: bytes, sent: Callable[[], object] = lambda: None) -> "asyncio.Future[HttpReply]":
         """Send the bytes `data` of a request as soon as a connection is free, and return the future response; `sent` is called when they
         are sent. The future fails with NotConnected, or with another OSError if the connection is lost; cancelling it ends the request."""
-        connection = None if self._turns else self._reused()
+        connection = None if self._turns else self._kept.take()
         if connection is None:
             return asyncio.ensure_future(self._exchange(data, sent))
         reply = connection.send(data)
@@ -311,8 +508,8 @@ class AsyncConnections:
     async def take(self) -> AsyncConnection:
         """Return a free connection, or a new one. Raises NotConnected."""
         was_held = False
-        while (connection := self._reused()) is None:
-            if len(self._open) + self._opening < self._limit:
+        while (connection := self._kept.take()) is None:
+            if len(self._kept.open) + self._opening < self._kept.limit:
                 return await self._dialled()
             self.held, was_held = self.held + (not was_held), True
             turn = asyncio.get_running_loop().create_future()
@@ -327,24 +524,8 @@ class AsyncConnections:
 
     def give_back(self, connection: AsyncConnection) -> None:
         """Keep the connection if another request may follow on it, else close it."""
-        if connection.is_free and connection in self._open:
-            self._free.append(connection)
-        else:
-            self._drop(connection)
+        self._kept.put(connection)
         self._next()
-
-    def _reused(self) -> AsyncConnection | None:
-        """Return a free connection if there is one."""
-        while self._free:
-            connection = self._free.pop()
-            if connection.is_free:
-                return connection
-            self._drop(connection)  # the server has closed it
-        return None
-
-    def _drop(self, connection: AsyncConnection) -> None:
-        self._open.discard(connection)
-        connection.close()
 
     async def warm(self, count: int) -> None:
         """Open `count` connections before they are needed. Raises NotConnected."""
@@ -353,9 +534,7 @@ class AsyncConnections:
 
     async def close(self) -> None:
         """Close all connections."""
-        self._free.clear()
-        while self._open:
-            self._open.pop().close()
+        self._kept.close()
         await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
 
     async def _dialled(self) -> AsyncConnection:
@@ -367,8 +546,8 @@ class AsyncConnections:
             raise
         finally:
             self._opening -= 1
-        self._open.add(connection)
-        self.most = max(self.most, len(self._open))
+        self._kept.open.add(connection)
+        self.most = max(self.most, len(self._kept.open))
         return connection
 
     def _next(self) -> None:
@@ -422,9 +601,13 @@ def failing(url: str) -> Iterator[None]:
     except NotConnected as error:
         raise Unreachable(f"{url}: no connection ({error})") from error
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{url}: no response in time") from error
+        raise _late(url) from error
     except OSError as error:
         raise ConnectionLost(f"{url}: the connection ended before the response ({error})") from error
+
+
+def _late(url: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{url}: no response in time")
 
 
 def reason_of(error: OSError) -> str:

@@ -6,9 +6,10 @@ An asynchronous client may be used in several event loops, one after the other o
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, finalize
@@ -16,7 +17,6 @@ from weakref import WeakKeyDictionary, finalize
 from weir.client import calls as common
 from weir.client.calls import (
     Calls,
-    ConnectionLost,
     Inputs,
     Metadata,
     ModelCall,
@@ -30,9 +30,10 @@ from weir.client.calls import (
     of_call,
     of_client,
     retried,
+    run,
     run_async,
 )
-from weir.errors import Cancelled, CapacityError
+from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
 T = TypeVar("T")
@@ -42,8 +43,22 @@ INTERVAL = 0.1  # seconds between two checks of what is waited for
 AT_ONCE = 32  # requests that are under way at a time
 
 
+class Transport(Protocol):
+    """Does the steps of calls. Many threads may use it at a time."""
+
+    def send(self, step: Any, timeout: float) -> Any:
+        """Do a step within `timeout` seconds, and return its result."""
+
+    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
+        """Do a step with several results, and yield them; closing the generator ends it. Raises DeadlineExceeded when `silence` is
+        over."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
 class AsyncTransport(Protocol):
-    """Does the steps of calls, many at a time."""
+    """Does the steps of calls, many at a time. See Transport."""
 
     async def send(self, step: Any, timeout: float) -> Any:
         """Do a step within `timeout` seconds, and return its result."""
@@ -56,71 +71,24 @@ class AsyncTransport(Protocol):
         """Close all connections."""
 
 
-class Transport(Protocol):
-    """Does the steps of calls in an event loop of another thread. Many threads may use it at a time."""
+class ClientBase(Generic[T]):
+    """What clients that block and clients of an event loop have in common: the calls, and the transport that does their steps."""
 
-    @property
-    def inner(self) -> AsyncTransport:
-        """The transport of that event loop."""
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work` in that event loop. Raises its error."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
-class ClientBase:
-    """Has what clients that block and clients of an event loop have in common: the calls, and the transport that does their steps."""
-
-    def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
+    def __init__(self, calls: Calls, transport: T, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
         self._inference = ModelCall(calls)
-        self._steps = transport
+        self._transport = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()
 
-    async def _done(self, program: Program[T], timeout: float | None) -> T:
-        return await run_async(program, self._steps.send, of_call(timeout, self._timeout))
 
-    async def _results(self, model: str, inputs: Any, extras: RequestExtras) -> AsyncGenerator[Any, None]:
-        """Yield the results of `model` as they come; see Client.stream."""
-        preparing = retried(self._retry, lambda: self._inference.prepare(model, inputs, extras))
-        prepared = await self._done(preparing, extras.get("timeout"))
-        streaming = self._calls.stream(prepared.request)
-        timeout = of_call(extras.get("timeout"), self._timeout)
-        begun, tried = False, 0
-        while True:
-            decode = streaming.decoder()
-            try:
-                silence = Silence(timeout)
-                async with aclosing(self._steps.chunks(streaming.step, silence)) as chunks:
-                    while True:
-                        for response in decode(await silence.next_of(chunks)):
-                            begun = True
-                            yield prepared.result_of(response)
-                            silence.begin()
-            except StopAsyncIteration:
-                return
-            except CapacityError as error:
-                wait = None if begun else self._retry.wait(error, tried)
-                if wait is None:
-                    raise
-            await asyncio.sleep(wait)
-            tried += 1
-
-
-class Client(ClientBase):
+class Client(ClientBase[Transport]):
     """The calls to a server.
 
     Every method raises the WeirError that a caller in the server's process would get; Unreachable if no server listens;
     ConnectionLost if the connection ends before the response; DeadlineExceeded if there is no response within `timeout` seconds;
     and InvalidRequest for a `timeout` that is not a number greater than 0.
     """
-
-    def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
-        super().__init__(calls, transport.inner, timeout=timeout, retry=retry)
-        self._transport = transport
 
     # The server.
 
@@ -265,14 +233,28 @@ class Client(ClientBase):
     def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Generator[Any, None, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
         early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
-        results = self._results(model, inputs, extras)
-        try:
-            with suppress(StopAsyncIteration):
-                while True:
-                    yield self._transport.run(_next_of(results))
-        finally:
-            with suppress(Cancelled):  # the client has been closed, which ends the results, too
-                self._transport.run(_closed(results))
+        prepared = self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
+        streaming = self._calls.stream(prepared.request)
+        timeout = of_call(extras.get("timeout"), self._timeout)
+        begun, tried = False, 0
+        while True:
+            decode = streaming.decoder()
+            try:
+                silence = Silence(timeout)
+                with closing(self._transport.chunks(streaming.step, silence)) as chunks:
+                    for chunk in chunks:
+                        for response in decode(chunk):
+                            begun = True
+                            silence.pause()
+                            yield prepared.answer(response)
+                            silence.begin()
+                return
+            except CapacityError as error:
+                wait = None if begun else self._retry.wait(error, tried)
+                if wait is None:
+                    raise
+            time.sleep(wait)
+            tried += 1
 
     def close(self) -> None:
         """Close all connections."""
@@ -285,7 +267,7 @@ class Client(ClientBase):
         self.close()
 
     def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return self._transport.run(self._done(program, timeout))
+        return run(program, self._transport.send, of_call(timeout, self._timeout))
 
     def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return self._run(retried(self._retry, attempt), timeout)
@@ -306,7 +288,7 @@ def awaited(
     return call
 
 
-class AsyncClient(ClientBase):
+class AsyncClient(ClientBase[AsyncTransport]):
     """The calls to a server, from an event loop. The methods are those of Client, to be awaited; they raise the same errors."""
 
     server_metadata = awaited(Client.server_metadata)
@@ -369,21 +351,40 @@ class AsyncClient(ClientBase):
         """Do the same in groups of `batch_size`: a group begins when all requests of the group before it are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
-        results: list[Any] = []
+        answers: list[Any] = []
         for group in groups:
-            results += await self.infer_ordered(model, group, at_once=batch_size, **extras)
-        return results
+            answers += await self.infer_ordered(model, group, at_once=batch_size, **extras)
+        return answers
 
     async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
         early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
-        async with aclosing(self._results(model, inputs, extras)) as results:
-            async for result in results:
-                yield result
+        prepared = await self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
+        streaming = self._calls.stream(prepared.request)
+        timeout = of_call(extras.get("timeout"), self._timeout)
+        begun, tried = False, 0
+        while True:
+            decode = streaming.decoder()
+            try:
+                silence = Silence(timeout)
+                async with aclosing(self._transport.chunks(streaming.step, silence)) as chunks:
+                    while True:
+                        for response in decode(await silence.next_of(chunks)):
+                            begun = True
+                            yield prepared.answer(response)
+                            silence.begin()
+            except StopAsyncIteration:
+                return
+            except CapacityError as error:
+                wait = None if begun else self._retry.wait(error, tried)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+            tried += 1
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._steps.close()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -392,74 +393,55 @@ class AsyncClient(ClientBase):
         await self.close()
 
     async def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return await self._done(program, timeout)
+        return await run_async(program, self._transport.send, of_call(timeout, self._timeout))
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)
 
 
-async def _next_of(results: AsyncGenerator[T, None]) -> T:
-    return await anext(results)
-
-
-async def _closed(results: AsyncGenerator[Any, None]) -> None:
-    await results.aclose()
+def blocking_chunks(
+    run: Callable[[Coroutine[Any, Any, Any]], Any], chunks: AsyncGenerator[T, None], silence: Silence
+) -> Generator[T, None, None]:
+    """Yield `chunks`, which an event loop in another thread iterates; `run` runs a coroutine there and returns its result. Raises
+    DeadlineExceeded when `silence` is over."""
+    try:
+        with suppress(StopAsyncIteration):
+            while True:
+                yield run(silence.next_of(chunks))
+    finally:
+        run(chunks.aclose())
 
 
 class BlockingTransport:
-    """A Transport that runs `inner` in an event loop in a thread of its own, which starts with the first step. After `close`, steps
-    fail with Cancelled, also those that are under way."""
+    """A Transport that runs `transport` in an event loop in a thread of its own, which starts with the first step."""
 
-    def __init__(self, inner: AsyncTransport) -> None:
-        self.inner = inner
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
         self._lock = threading.Lock()
         self._running: _LoopThread | None = None
-        self._closed = False
+
+    def send(self, step: Any, timeout: float) -> Any:
+        """See Transport."""
+        return self._started().run(self._transport.send(step, timeout))
+
+    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
+        """See Transport."""
+        return blocking_chunks(self._started().run, self._transport.chunks(step, silence), silence)
 
     def close(self) -> None:
         """See Transport."""
         with self._lock:
-            self._closed = True
             running, self._running = self._running, None
         if running is not None:
-            running.end(self.inner)
+            running.end(self._transport)
             running.join()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """See Transport. The work ends if this is interrupted."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Return the future result of `work` in the event loop. Cancelling the future ends it."""
+    def _started(self) -> "_LoopThread":
         with self._lock:
-            if self._closed:
-                work.close()
-                raise Cancelled(_CLOSED)
             if self._running is None or self._running.process != os.getpid():  # a fork has no threads
                 self._running = _LoopThread()
-                finalize(self, self._running.end, self.inner).atexit = False  # for who never closes it
-            return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._running.loop)
-
-    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await work
-        except (ConnectionLost, asyncio.CancelledError) as error:
-            if self._closed:
-                raise Cancelled(_CLOSED) from error
-            raise
-
-
-def blocking(make: Callable[P, AsyncTransport]) -> Callable[P, BlockingTransport]:
-    """Return what makes a transport as `make` does, which runs in an event loop in a thread of its own."""
-    return lambda *arguments, **named: BlockingTransport(make(*arguments, **named))
-
-
-_CLOSED = "this client has been closed"
+                finalize(self, self._running.end, self._transport).atexit = False  # for who never closes it
+            return self._running
 
 
 class _LoopThread:
@@ -467,39 +449,40 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.loop = asyncio.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="weir-client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.loop.run_forever()
+            self._loop.run_forever()
         finally:
-            self.loop.close()
+            self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which ends if this is interrupted. Raises its error."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def end(self, transport: AsyncTransport) -> None:
-        """Close `transport`, cancel what else is under way, and end the thread; do not wait for that. Idempotent."""
-        if self.process == os.getpid() and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.loop.create_task, _last(transport))
+        """Close `transport`, and end the thread; do not wait for that. Idempotent."""
+        if self.process == os.getpid() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.create_task, self._last(transport))
 
     def join(self) -> None:
         """Wait until the thread has ended."""
         if self.process == os.getpid():
             self._thread.join()
 
-
-async def _last(transport: AsyncTransport) -> None:
-    """Close `transport`, cancel all other tasks, and stop the event loop."""
-    loop = asyncio.get_running_loop()
-    try:
-        await transport.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0)  # their callers are told
-    finally:
-        loop.stop()
+    async def _last(self, transport: AsyncTransport) -> None:
+        try:
+            await transport.close()
+        finally:
+            self._loop.stop()
 
 
 class PerLoop(Generic[T]):

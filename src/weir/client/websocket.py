@@ -24,7 +24,7 @@ from weir.client.calls import (
 from weir.client.http import AsyncHttpTransport, OverHttp
 from weir.client.http_calls import HttpCalls, with_binary_outputs
 from weir.client.http_connection import address_of, tls_context
-from weir.client.methods import AsyncClient, Client, PerLoop, blocking
+from weir.client.methods import AsyncClient, BlockingTransport, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import ErrorMessage, WrittenMessage, read_answer, write_cancel, write_request
@@ -186,7 +186,11 @@ class WebSocketClient(OverHttp, Client):
     be under way on it at a time. See OverHttp for the arguments."""
 
     calls = WebSocketCalls
-    transport = blocking(AsyncWebSocketTransport)
+
+    @staticmethod
+    def transport(*arguments: Any) -> BlockingTransport:
+        """Return the transport, which runs in a thread of its own."""
+        return BlockingTransport(AsyncWebSocketTransport(*arguments))
 
 
 class AsyncWebSocketClient(OverHttp, AsyncClient):
