@@ -64,7 +64,7 @@ def test_a_batch_could_grow_while_it_has_room_and_a_worker_is_free() -> None:
     assert not mill.batcher.could_grow(2)  # it is full
     mill.turn(Wakeup.ARRIVAL)
     mill.submit(*many(2))
-    assert not mill.batcher.could_grow(2)  # the worker is busy
+    assert (mill.batcher.has_waiting, mill.batcher.waiting_interactive, mill.batcher.could_grow(2)) == (True, 2, False)
 
 
 def test_the_policy_is_called_only_with_a_place_free() -> None:

@@ -258,7 +258,7 @@ def lost(bank: Bank | None, times: Floats) -> tuple[float, float]:
     return late(made) * len(made.response_time_ms) / len(times) + float(made.refused.mean()), made.power_w
 
 
-@subcases("load", [0.85, 0.99])
+@pytest.mark.parametrize("load", spread((0.85, 0.5, 0.8, 0.99, 0.95, 1.5), 2))
 def test_never_are_fewer_in_time_than_under_greedy(most: Bank, promised: Bank, load: float) -> None:
     """Greedy has 44 of 100,000 late at load 0.85 and 11 % at 0.95. The promise of a percentile does not count who it refuses."""
     times = poisson(load, 30_000)
