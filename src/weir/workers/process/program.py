@@ -292,8 +292,7 @@ class BatchLoop:
         if not isinstance(batch, Batch):
             return None
         prepared = self._runner.prepare(batch)
-        if prepared.seconds > LONG_STEP:
-            self._channel.look()
+        self._channel.look()
         return prepared
 
     def _prepare_each(self, ahead: "queue.SimpleQueue[PreparedBatch | None]") -> None:
@@ -374,7 +373,6 @@ def _import(start: Start) -> None:
     gc.freeze()
 
 
-LONG_STEP = 0.001  # seconds: while a batch is prepared for longer, callers may have left
 READY = b"1"  # what a template sends once it has loaded
 
 MOST_DESCRIPTORS = 16  # that a forked process gets
