@@ -12,17 +12,11 @@ from typing import Any
 
 import grpc
 import httpx
-from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room
+from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room, connected, left_open
 
 from weir.text_server.bert_as_service.frames import GREETING, MORE, frame, ready
 
 _MB = 1 << 20
-
-
-def _connected(room: Room, port: str = "http") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", room.ports[port]), timeout=10)
-    client.settimeout(PATIENCE)
-    return client
 
 
 def _answered(room: Room, ask: Callable[[httpx.Client], str]) -> str:
@@ -46,11 +40,6 @@ def _first_status(client: socket.socket) -> str:
     return client.recv(12)[9:12].decode() or SILENT
 
 
-def _left(room: Room, client: socket.socket) -> str:
-    room.left_open.append(client)
-    return "left open"
-
-
 _LONG = ((b"/" + b"a" * 60_000, b""), (b"/infer/length", b"X-Long: " + b"a" * 60_000 + b"\r\n"))
 _BEGINNINGS = ((b"GET", b""), (b"POST", b"Content-Length: 2\r\n"), (b"POST", b"Content-Length: 9\r\n"))
 
@@ -60,17 +49,17 @@ def long_heads(room: Room) -> str:
     chance = room.chance
     path, header = chance.choice(_LONG)
     method, length = chance.choice(_BEGINNINGS)
-    client = _connected(room)
+    client = connected(room.ports["http"], PATIENCE)
     client.sendall(b"%b %b HTTP/1.1\r\nHost: t\r\n%b%b\r\n11" % (method, path, length, header))
     if b"9" not in length and not client.recv(12):
         return "closed"
-    return _left(room, client)
+    return left_open(room, client, "left open")
 
 
 def long_lengths(room: Room) -> str:
     """State a length with thousands of zeros."""
     paths = (b"/infer/length", b"/v1/files", b"/encode", b"/v2/models/grid/infer", b"/v1/batches", b"/nothing")
-    with _connected(room) as client:
+    with connected(room.ports["http"], PATIENCE) as client:
         head = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b2\r\n\r\n{}"
         client.sendall(head % (room.chance.choice(paths), b"0" * 5000))
         return _first_status(client)
@@ -96,20 +85,20 @@ def many_tokens(room: Room) -> str:
 def pages(room: Room) -> str:
     """Ask for a page that is dear to make, many times at once."""
     path = room.chance.choice(("/openapi.json", "/models", "/v1/models", "/info", "/v2/models/stats"))
-    with _connected(room) as client:
+    with connected(room.ports["http"], PATIENCE) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode() * 50)
         return _first_status(client)
 
 
 def stalled_upload(room: Room) -> str:
     """Begin to upload a file, and leave it at that."""
-    client = _connected(room)
+    client = connected(room.ports["http"], PATIENCE)
     announced, sent = room.chance.choice((1000, 100 * _MB)), room.chance.choice((1, 1000, 500_000))
     kind = "Content-Type: multipart/form-data; boundary=b"
     client.sendall(f"POST /v1/files HTTP/1.1\r\nHost: t\r\n{kind}\r\nContent-Length: {announced}\r\n\r\n".encode())
     begin = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     client.sendall((begin + b"x" * sent)[: announced - 1])
-    return _left(room, client)
+    return left_open(room, client, "left open")
 
 
 def _lines(chance: Random) -> bytes:
@@ -148,7 +137,7 @@ def batch_job(room: Room) -> str:
     def then(client: httpx.Client, file: str, job: str) -> None:
         if job and cancels:
             client.post(f"/v1/batches/{job}/cancel")
-        reader = _connected(room)
+        reader = connected(room.ports["http"], PATIENCE)
         reader.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: t\r\n\r\n".encode())
         room.left_open.append(reader)
         for oldest in client.get("/v1/files?order=asc&limit=20").json().get("data", [])[:10]:
@@ -188,8 +177,7 @@ def withdrawn(room: Room) -> str:
 
 
 def _zmtp(room: Room, port: str, kind: str) -> socket.socket:
-    client = _connected(room, port)
-    client.settimeout(10.0)
+    client = connected(room.ports[port], 10.0)
     client.sendall(GREETING + ready(kind))
     return client
 

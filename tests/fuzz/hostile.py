@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from benchmarks.parsers import Ports, cases, message
-from tests.fuzz.growth import grpc_body, head, json_body, json_value, msgpack_body
+from tests.fuzz.bodies import grpc_body, head, json_body, json_value, msgpack_body
 
 from weir.protocols.response import compress
 from weir.text_server.bert_as_service.frames import COMMAND, GREETING, LONG, MORE, frame, ready
@@ -192,7 +192,7 @@ def _posted(room: Room, path: str, headers: list[str], data: bytes) -> str:
 
 
 def _asked(room: Room, data: bytes, patience: float = PATIENCE, silence: str = SILENT) -> str:
-    with _connected(room.ports["http"], patience) as client:
+    with connected(room.ports["http"], patience) as client:
         _send(client, data, room.chance)
         return _status(client, silence)
 
@@ -233,9 +233,9 @@ def http_pipelined(room: Room) -> str:
         data = chance.choice(('"abc"', "[1,2]", '{"x":[[1,2]]}', '{"texts":["a"]}'))
         lines = f"Host: t\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
         one = f"POST {chance.choice(_POSTS[:8])} HTTP/1.1\r\n{lines}\r\n\r\n{data}"
-    client = _connected(room.ports["http"], 1.0)
+    client = connected(room.ports["http"], 1.0)
     sent = _flood(client, one.encode() * 200, chance.choice((20_000, 2_000_000)))
-    return _left(room, client, f"pipelined, {'all' if sent else 'none'} sent")
+    return left_open(room, client, f"pipelined, {'all' if sent else 'none'} sent")
 
 
 _UNFINISHED = (
@@ -247,11 +247,11 @@ def http_unfinished(room: Room) -> str:
     """Announce a body, or a head, and send only a part of it."""
     chance = room.chance
     start = f"POST {chance.choice(_POSTS)} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
-    client = _connected(room.ports["http"], 1.0)
+    client = connected(room.ports["http"], 1.0)
     _send(client, (start + chance.choice(_UNFINISHED)).encode(), chance)
     if chance.random() < 0.3:
         _flood(client, b"1," * 4000, chance.choice((9000, 3_000_000)))
-    return _left(room, client, "unfinished")
+    return left_open(room, client, "unfinished")
 
 
 # WebSockets.
@@ -307,14 +307,14 @@ def websocket(room: Room) -> str:
     """Send messages in pieces, pings, frames that cannot be; read the first answer."""
     chance = room.chance
     data = b"".join(_framed_message(chance) for _ in range(chance.choice((1, 1, 3, 20))))
-    client = _connected(room.ports["http"], 1.0)
+    client = connected(room.ports["http"], 1.0)
     _send(client, _UPGRADE, chance)
     if not _status(client).startswith("101"):
         client.close()
         return "not opened"
     if chance.random() < 0.3:
         _flood(client, data, 3 * len(data))
-        return _left(room, client, "unread")
+        return left_open(room, client, "unread")
     _flood(client, data, len(data))
     with client:
         client.settimeout(HASTE)
@@ -425,10 +425,10 @@ def http2(room: Room) -> str:
         for _ in range(min(many, 60)):
             kinds = chance.randrange(12), chance.randrange(256), chance.randrange(8)
             data += h2_frame(*kinds, mutated(chance, _HEADERS_2)[:9000])
-    client = _connected(room.ports["grpc"], 1.0)
+    client = connected(room.ports["grpc"], 1.0)
     _flood(client, mutated(chance, data, 1), len(data))
     if chance.random() < 0.3:
-        return _left(room, client, "unread")
+        return left_open(room, client, "unread")
     with client, suppress(OSError):
         client.settimeout(HASTE)
         while came := client.recv(1 << 16):
@@ -462,10 +462,10 @@ def zmtp(room: Room) -> str:
         data += b"".join(_zmq_ask(chance, who) for _ in range(chance.choice((1, 20, 400))))
     if chance.random() < 0.3:
         data = mutated(chance, data, 2)
-    client = _connected(room.ports[port], 1.0)
+    client = connected(room.ports[port], 1.0)
     sent = _flood(client, data, len(data))
     if chance.random() < 0.4:
-        return _left(room, client, "left open")
+        return left_open(room, client, "left open")
     with client, suppress(OSError):
         client.settimeout(HASTE)
         while client.recv(1 << 16):
@@ -492,7 +492,7 @@ def _zmq_ask(chance: Random, who: bytes) -> bytes:
 def tls(room: Room) -> str:
     """Begin a handshake and do not end it, or send what is none."""
     chance = room.chance
-    client = _connected(room.ports["tls"], 1.0)
+    client = connected(room.ports["tls"], 1.0)
     kind = chance.randrange(4)
     if kind == 0:
         context = ssl.create_default_context()
@@ -505,13 +505,14 @@ def tls(room: Room) -> str:
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(505)
     data = b"" if kind == 1 else mutated(chance, hello if kind == 2 else b"\x16\x03\x01\x40\x00" + bytes(16384))
     _flood(client, data, len(data))
-    return _left(room, client, "unfinished")
+    return left_open(room, client, "unfinished")
 
 
 # How it is sent.
 
 
-def _connected(port: int, timeout: float) -> socket.socket:
+def connected(port: int, timeout: float) -> socket.socket:
+    """Return a connection to a port of the server."""
     client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.settimeout(timeout)
     return client
@@ -536,7 +537,8 @@ def _flood(client: socket.socket, data: bytes, most: int) -> int:
     return sent
 
 
-def _left(room: Room, client: socket.socket, word: str) -> str:
+def left_open(room: Room, client: socket.socket, word: str) -> str:
+    """Leave the connection open, and return `word`."""
     room.left_open.append(client)
     return word
 

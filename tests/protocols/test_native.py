@@ -98,7 +98,7 @@ def test_timeouts(value: bytes, seconds: float | None) -> None:
 
 
 def test_a_length_is_written_in_digits_alone() -> None:
-    lengths = {b"0": 0, b"0000123": 123, b"0" * 30 + b"7": 7, b"9" * 40: int("9" * 19)}
+    lengths = {b"0": 0, b"0000123": 123, b"0" * 5000 + b"7": 7, b"9" * 40: int("9" * 19)}
     assert {value: content_length(value) for value in lengths} == lengths
     for value in (b"", b"-8", b"+8", b"0x8", b"1_0", b"1 0", b"1.0", "\u0663".encode()):
         with pytest.raises(InvalidRequest, match="must be a number of bytes"):

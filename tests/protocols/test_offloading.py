@@ -27,7 +27,6 @@ from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, entries, offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, parsed, work_later
-from weir.protocols.response import compress, decompress
 from weir.serving.service import Service
 from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
@@ -206,9 +205,8 @@ def test_http(kind: str, readers: list[str], writers: list[str]) -> None:
         check(readers, True)
 
 
-@pytest.mark.parametrize("left", [False, True])
-async def test_a_long_response_over_websocket_holds_back_no_other(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    writing, go_on = threading.Event(), threading.Event()
+async def test_a_long_response_over_websocket_holds_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, go_on, plain = threading.Event(), threading.Event(), tensors.write_json
 
     def held(*arguments: Any) -> Any:
         if thread().startswith("weir-write"):
@@ -216,25 +214,19 @@ async def test_a_long_response_over_websocket_holds_back_no_other(left: bool, mo
             assert go_on.wait(60)
         return plain(*arguments)
 
-    plain = tensors.write_json
     monkeypatch.setattr("weir.wire.kserve_json.write_json", held)
     service = Service(Vector, executor="inline", max_queue_size=MANY, max_batch_size=MANY)
-    async with serving_sockets(service) as server:
-        account = server.server.account
-        async with server.connect(max_size=None) as client:
-            for name, count in (("long", MANY), ("short", 2)):
-                answer = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
-                await client.send(json.dumps(answer))
-            await asyncio.to_thread(writing.wait)
-            assert account.held_bytes > 12 * MANY
-            for name, count in (("short", 2), ("long", MANY))[: 1 if left else 2]:
-                end = read_answer(await client.recv())
-                assert isinstance(end, InferenceResponse) and (end.id, end.outputs[1].array.size) == (name, count)
-                if not left:
-                    go_on.set()
-        await until(lambda: not account.held_bytes and not server.websockets.open)
-        go_on.set()
-        await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
+    async with serving_sockets(service) as server, server.connect(max_size=None) as client:
+        for name, count in (("long", MANY), ("short", 2)):
+            answer = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
+            await client.send(json.dumps(answer))
+        await asyncio.to_thread(writing.wait)
+        assert server.server.account.held_bytes > 12 * MANY
+        for name, count in (("short", 2), ("long", MANY)):
+            end = read_answer(await client.recv())
+            assert isinstance(end, InferenceResponse) and (end.id, end.outputs[1].array.size) == (name, count)
+            go_on.set()
+        await until(lambda: not server.server.account.held_bytes)
 
 
 def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
@@ -298,40 +290,6 @@ async def test_grpc(readers: list[str], writers: list[str]) -> None:
     assert [name.startswith("weir-read") for name in readers] == [False] * 2 + [True] * 8
 
 
-async def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers: list[str]) -> None:
-    go_on, begun = threading.Event(), threading.Event()
-
-    def held() -> None:
-        begun.set()
-        assert go_on.wait(60)
-
-    async with serving(Longer) as rig:
-        before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
-        await asyncio.to_thread(begun.wait)
-        call = rig.raw(INFER, make_longer_request(COUNT))
-        await until(lambda: rig.context.account.held_bytes > COUNT)
-        call.cancel()
-        await until(lambda: rig.context.account.held_bytes == 0)
-        go_on.set()
-        await before
-        await off_loop(1 << 20, thread, writes=True)  # behind it in the same thread
-    assert not writers
-
-
-async def test_an_answer_of_grpc_that_its_thread_cannot_write_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*arguments: Any, **options: Any) -> bytes:
-        assert thread() != "MainThread"
-        raise InvalidRequest("it cannot be written")
-
-    monkeypatch.setattr("weir.frontends.grpc.inference.write_response", broken)
-    async with serving(Longer) as rig:
-        call = rig.raw(INFER, make_longer_request(COUNT))
-        await refuses(call, grpc.StatusCode.INVALID_ARGUMENT, "^it cannot be written$")
-        await until(lambda: rig.context.account.held_bytes == 0)
-
-
 def test_raw_numbers_of_an_answer_are_only_copied() -> None:
     numbers = TensorValue("numbers", "FP32", np.zeros(1 << 18, np.float32))
     texts = TensorValue("texts", "BYTES", np.full(1 << 10, b"text", object))
@@ -391,56 +349,6 @@ async def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypat
         executor.answer_next(always(b"9"))
         await settled()
         assert statuses(other.sent) == [200]
-
-
-async def test_who_leaves_before_the_body_is_read_gives_its_place_back_at_once() -> None:
-    go_on, executor = threading.Event(), ArenaExecutor()
-    async with site(executor, model=Words) as here:
-        first = asyncio.ensure_future(off_loop(LONG_BODY + 1, go_on.wait))
-        await asyncio.sleep(0)
-        transport = here.connect()
-        transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
-        transport.abort()
-        await settled()
-        assert all(not block.shares for block in executor.blocks)
-        go_on.set()
-        await first
-        await settled()
-        assert not here.observer.dispatches and not transport.sent
-
-
-@pytest.mark.parametrize("kind", SERVERS)
-def test_what_is_compressed_is_forgotten_when_its_client_leaves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on, ended = threading.Semaphore(0), threading.Semaphore(0), threading.Semaphore(0)
-
-    def held(body: bytes, coding: str, max_size: int) -> bytes:
-        if not thread().startswith("weir-unpack"):
-            # The attempt on the event loop, which is given up: it becomes too long.
-            return decompress(body, coding, max_size)
-        begun.release()
-        assert go_on.acquire(timeout=60)
-        ended.release()
-        return b"{}"
-
-    monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
-    monkeypatch.setattr("weir.protocols.exchange.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
-    packed = compress(b" " * (LONG_BODY + 1), "gzip")
-    with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
-        for path in ("/infer/vector", "/infer/vector/batch", "/v2/models/vector/infer", "/v2/repository/index"):
-            before = server.call(lambda: len(asyncio.all_tasks()))
-            head = (
-                f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
-            )
-            clients = [server.connect() for _ in range(5)]
-            for client in clients:
-                client.sendall(head.encode() + packed)
-            assert all(begun.acquire(timeout=60) for _ in range(2))
-            for client in clients:
-                client.close()
-            server.until(lambda before=before: len(asyncio.all_tasks()) <= before)  # type: ignore[misc]  # though the threads are at work
-            go_on.release(2)
-            assert all(ended.acquire(timeout=60) for _ in range(2))
-            assert not ended.acquire(blocking=False)
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:

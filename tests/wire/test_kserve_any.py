@@ -70,50 +70,6 @@ def test_a_request_in_any_mixture_of_binary_and_json_comes_back(request: Inferen
         assert_same(request, kserve_json.read_request(body, "m"))
 
 
-LENGTHS = st.sampled_from([0, 1, 2, 3, -1, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30, -(2**63), 1.0, True, None, "1"])
-ANYTHING: Any = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
-    max_leaves=6,
-)
-CLAIMED: Any = st.fixed_dictionaries(
-    {"name": st.sampled_from(["x", "y", ""]) | ANYTHING, "datatype": st.sampled_from([*DTYPES, "INT4"]) | ANYTHING},
-    optional={
-        "shape": st.lists(LENGTHS, max_size=4) | ANYTHING,
-        "data": st.lists(st.integers(-3, 300), max_size=4) | ANYTHING,
-        "parameters": st.dictionaries(st.just("binary_data_size"), LENGTHS) | ANYTHING,
-    },
-)
-BODIES: Any = st.fixed_dictionaries(
-    {"inputs": st.lists(CLAIMED, max_size=2) | ANYTHING},
-    optional={"outputs": ANYTHING, "id": ANYTHING, "parameters": ANYTHING},
-)
-
-
-def assert_modest(request: InferenceRequest, body: bytes) -> None:
-    """Nothing is larger than what was sent, element by element."""
-    assert sum(value.array.size for value in request.inputs) <= len(body)
-
-
-@settings(max_examples=200)
-@given(BODIES, st.binary(max_size=16), st.integers(-3, 3))
-def test_what_cannot_be_is_refused(claimed: Any, rest: bytes, off: int) -> None:
-    header = json.dumps(claimed).encode()
-    body = header + rest
-    reads: list[Callable[[], InferenceRequest]] = [
-        lambda: kserve_json.read_request(header, "m"),
-        lambda: kserve_binary.read_request(body, len(header) + off, "m"),
-        lambda: kserve_binary.read_request(body, len(header), "m"),
-    ]
-    for read in reads:
-        try:
-            request = read()
-        except InvalidRequest as error:
-            assert len(error.message) < 2000
-        else:
-            assert_modest(request, body)
-
-
 class Two(Model):
     inputs = (Tensor("x", "INT8", [-1, -1]), Tensor("y", "FP32", [-1]))
     outputs = (Tensor("z", "FP32", [-1]),)

@@ -1,14 +1,11 @@
 """WebSocket messages: both directions, text and binary, and what is wrong with the malformed."""
 
-import contextlib
 import json
 import struct
 import tracemalloc
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.rings import subcases
 
 from weir import InvalidRequest, TooLarge
@@ -118,14 +115,6 @@ def test_what_is_no_message(message: str | bytes, text: str) -> None:
 )  # fmt: skip
 def test_the_id_of_what_cannot_be_read(message: str | bytes, found: str) -> None:
     assert id_of(message) == found
-
-
-@given(st.one_of(st.text(), st.binary(), st.binary().map(lambda raw: struct.pack(">I", len(raw)) + raw)))
-def test_whatever_comes_is_read_or_refused(message: str | bytes) -> None:
-    id_of(message)
-    for read in (read_request, read_answer):
-        with contextlib.suppress(InvalidRequest):
-            read(message)
 
 
 def test_an_id_that_is_no_text_is_not_decoded() -> None:
