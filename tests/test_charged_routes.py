@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from starlette.routing import WebSocketRoute
+from tests.fronts.kit import metric
 from tests.served import Served, until
 from tests.text_models import tiny
 from tests.text_server.bert_as_service.opened import Opened
@@ -61,23 +62,16 @@ def until_encoding(running: Served) -> Served:
     return running
 
 
-def held_bytes(client: httpx.Client) -> float:
-    found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
 def test_every_route_charges_what_it_is_sent(served: Served) -> None:
-    with httpx.Client(base_url=served.url, timeout=60.0) as client:
-        described = client.get("/openapi.json").json()["paths"]
-        calls = [(method, path) for path, methods in described.items() for method in methods]
-        calls += [(method, path) for method, paths in MORE.items() for path in paths]
-        reading = [call for call in calls if reads(served, client, *call)]
+    described = httpx.get(f"{served.url}/openapi.json", timeout=60.0).json()["paths"]
+    calls = [(method, path) for path, methods in described.items() for method in methods]
+    calls += [(method, path) for method, paths in MORE.items() for path in paths]
+    reading = [call for call in calls if reads(served, *call)]
     assert {path for method, path in reading} >= {"/v1/files", "/v1/batches", "/v2/repository/index"}
     assert len(reading) > 20, reading
 
 
-def reads(served: Served, client: httpx.Client, method: str, path: str) -> bool:
+def reads(served: Served, method: str, path: str) -> bool:
     """Send the beginning of a body; return whether the route waits for the rest, or answers without. It must not wait and charge nothing."""
     for name in re.findall(r"{(\w+)}", path):
         path = path.replace(f"{{{name}}}", NAMES.get(name, "x"))
@@ -86,13 +80,13 @@ def reads(served: Served, client: httpx.Client, method: str, path: str) -> bool:
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' if path == "/v1/files" else b'["'
     )
     head = f"{method.upper()} {path} HTTP/1.1\r\nHost: t\r\nContent-Type: {kind}\r\nContent-Length: {BODY}\r\n\r\n"
-    until(lambda: held_bytes(client) < SENT)
+    until(lambda: metric(served, "weir_held_bytes") < SENT)
     url = urlsplit(served.url)
     with socket.create_connection((url.hostname, url.port), 30.0) as sender:
         sender.sendall(head.encode() + begin + b"x" * (SENT - len(begin)))
         sender.setblocking(False)
         try:
-            until(lambda: answers(sender) or held_bytes(client) >= SENT, 10.0)
+            until(lambda: answers(sender) or metric(served, "weir_held_bytes") >= SENT, 10.0)
         except AssertionError:
             raise AssertionError(f"{method} {path} waits for its body and charges nothing") from None
         return not answers(sender)
@@ -154,15 +148,14 @@ def test_every_websocket_charges_what_it_is_sent(served: Served) -> None:
     paths = [route.path for route in app.routes if isinstance(route, WebSocketRoute)]
     assert paths
     url = urlsplit(served.url)
-    with httpx.Client(base_url=served.url, timeout=60.0) as client:
-        for path in paths:
-            until(lambda: held_bytes(client) < SENT)
-            with socket.create_connection((url.hostname, url.port), 30.0) as sender:
-                opening = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-                sender.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n{opening}\r\n".encode())
-                assert sender.recv(12) == b"HTTP/1.1 101"
-                sender.sendall(b"\x81\xff" + BODY.to_bytes(8) + bytes(4) + b"x" * SENT)
-                until(lambda: held_bytes(client) >= SENT, 10.0)
+    for path in paths:
+        until(lambda: metric(served, "weir_held_bytes") < SENT)
+        with socket.create_connection((url.hostname, url.port), 30.0) as sender:
+            opening = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+            sender.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n{opening}\r\n".encode())
+            assert sender.recv(12) == b"HTTP/1.1 101"
+            sender.sendall(b"\x81\xff" + BODY.to_bytes(8) + bytes(4) + b"x" * SENT)
+            until(lambda: metric(served, "weir_held_bytes") >= SENT, 10.0)
 
 
 def test_every_zeromq_port_charges_what_it_is_sent() -> None:

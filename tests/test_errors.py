@@ -140,19 +140,11 @@ def test_an_error_of_an_element_says_which_as_data() -> None:
     assert (plain.field, plain.place, plain.renamed({"texts": "inputs"})) == ("", None, plain)
     located = plain.at("texts", 3)
     assert (located.field, located.place, located.rule) == ("texts", 3, "must be short")
-    assert (located.message, str(located), located.details) == (
-        "texts[3]: must be short",
-        "texts[3]: must be short",
-        {"a": 1},
-    )
+    assert located.message == str(located) == "texts[3]: must be short" and located.details == {"a": 1}
     assert located.__cause__ is plain and plain.message == "must be short"
     renamed = located.renamed({"texts": "inputs"}).at("inputs", 4)
-    assert (type(renamed), renamed.message, renamed.field, renamed.place) == (
-        errors.InvalidRequest,
-        "inputs[4]: must be short",
-        "inputs",
-        4,
-    )
+    assert type(renamed) is errors.InvalidRequest
+    assert (renamed.message, renamed.field, renamed.place) == ("inputs[4]: must be short", "inputs", 4)
     back = pickle.loads(pickle.dumps(renamed))
     assert (back.message, back.field, back.place, back.rule) == (renamed.message, "inputs", 4, "must be short")
     texts_of_callers = errors.InvalidRequest("texts[0]: as a caller's own text may begin")

@@ -16,8 +16,7 @@ from tests.served import MODELS, Served
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from weir.client import GrpcClient, HttpClient
-from weir.errors import Unauthorized
+from weir.client import GrpcClient
 from weir.frontends.grpc.services import ALL
 from weir.frontends.grpc.services import OPEN as OPEN_CALLS
 from weir.frontends.http.asgi import OPEN
@@ -142,17 +141,6 @@ def code_of(channel: grpc.Channel, path: str, metadata: tuple[tuple[str, str], .
         return cast(grpc.StatusCode, call.code())
     call.cancel()
     return None
-
-
-def test_clients_of_weir_send_it_as_their_token(running: Running) -> None:
-    with HttpClient(running.url, token=KEY) as http, GrpcClient(running.grpc, token=KEY) as rpc:
-        assert http.server_metadata()["name"] == rpc.server_metadata()["name"]
-    with HttpClient(running.url) as http, pytest.raises(Unauthorized, match="API key"):
-        http.server_metadata()
-    with GrpcClient(running.grpc, token="other") as rpc, pytest.raises(Unauthorized, match="API key"):
-        rpc.server_metadata()
-    with GrpcClient(running.grpc) as rpc:
-        assert rpc.server_live() and rpc.server_ready()
 
 
 def test_nothing_shows_it(tmp_path: Path) -> None:

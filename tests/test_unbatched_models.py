@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -21,7 +20,7 @@ from tests.catalog.repository.shelf import write
 from tests.late import onnxruntime
 from tests.rings import subcases
 from tests.served import Served
-from tritonclient.utils import np_to_triton_dtype, shared_memory
+from tritonclient.utils import np_to_triton_dtype
 
 GRPC_CLIENT = Path(__file__).parent / "frontends" / "grpc" / "clients" / "calling.py"
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
@@ -220,34 +219,6 @@ def test_a_chain_of_them_does_not_batch_either(client: httpx.Client, repository:
     once = truth(repository, "softmax", {"x": x})["y"]
     np.testing.assert_allclose(answer["z"], truth(repository, "softmax", {"x": once})["y"], rtol=1e-6)
     assert client.get("/v2/models/chain/config").json()["max_batch_size"] == 0
-
-
-def test_a_raw_body_is_the_whole_tensor(client: httpx.Client, repository: Path) -> None:
-    x = floats(3, 8, 8)
-    answer = client.post(
-        "/v2/models/image/infer", content=x.tobytes(), headers={"inference-header-content-length": "0"}
-    )
-    assert answer.status_code == 200, answer.text
-    found = np.frombuffer(answer.content[int(answer.headers["inference-header-content-length"]) :], np.float32)
-    check("image", {"x": x}, {"y": found.reshape(1, 8, 8)}, repository)
-
-
-def test_shared_memory_holds_the_whole_tensor(server: Served, repository: Path) -> None:
-    x, key = floats(3, 8, 8), f"region_test_{uuid4().hex}"
-    handle = shared_memory.create_shared_memory_region("image", key, 2048)
-    try:
-        shared_memory.set_shared_memory_region(handle, [x])
-        with triton.InferenceServerClient(server.url.removeprefix("http://")) as client:
-            client.register_system_shared_memory("image", key, 2048)
-            given, wanted = triton.InferInput("x", [3, 8, 8], "FP32"), triton.InferRequestedOutput("y")
-            given.set_shared_memory("image", 768)
-            wanted.set_shared_memory("image", 256, offset=1024)
-            client.infer("image", [given], outputs=[wanted])
-            client.unregister_system_shared_memory("image")
-        found = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 8, 8], offset=1024)
-        check("image", {"x": x}, {"y": found.copy()}, repository)
-    finally:
-        shared_memory.destroy_shared_memory_region(handle)
 
 
 def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Served, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from weir.client import NEVER, ConnectionLost, Result, Retry, TensorValue, Unrea
 from weir.client.http_calls import HttpCalls, HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
 from weir.wire.inference import InferenceResponse
-from weir.wire.status import grpc_code, kserve_code
 
 
 def test_the_datatype_is_that_of_the_array() -> None:
@@ -115,23 +114,6 @@ def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:
     assert program.send(refusal(429, **{"retry-after": "60"})) == calls.Sleep(60.0)
     with pytest.raises(errors.Overloaded, match="no"):
         program.throw(errors.DeadlineExceeded("no time"))
-
-
-KINDS = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.WeirError) and kind is not errors.SettingsError
-]
-
-
-@subcases("kind", KINDS)
-def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> None:
-    error = kind("because")
-    for back in (
-        calls.error_of_status(kserve_code(error), "because", name=kind.__name__),
-        calls.error_of_code(grpc_code(error), "because", name=kind.__name__),
-    ):
-        assert (type(back), back.message) == (kind, "because")
 
 
 @subcases(

@@ -144,12 +144,6 @@ def test_an_answer_that_came_before_all_was_sent_is_read(monkeypatch: pytest.Mon
         assert client.send(ASKED, LONG).body == b"ok"
 
 
-def test_a_body_that_drips_is_not_waited_for() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
-    with asking(head) as (_, client), pytest.raises(DeadlineExceeded, match="no response in time"):
-        client.send(ASKED, 0.05)
-
-
 def test_who_finds_no_place_is_late_and_who_waits_learns_of_the_end() -> None:
     cancelled = []
     with asking(b"", most=1) as (peer, client):

@@ -190,16 +190,11 @@ def test_priority_and_timeout() -> None:
     highest, lower = schedule_of({"priority": 1}), schedule_of({"priority": "2"})
     assert highest.priority > lower.priority > DEFAULT_SCHEDULE.priority
     assert schedule_of({"timeout": 250_000}).timeout == pytest.approx(0.25)
-    for name, value in (
-        ("priority", 1.5),
-        ("priority", True),
-        ("priority", "x"),
-        ("timeout", -1),
-        ("timeout", 1 << 63),
-        ("timeout", "9" * 30),
-    ):
-        with pytest.raises(InvalidRequest, match=name):
-            schedule_of({name: value})
+    wrong: dict[str, tuple[Any, ...]] = {"priority": (1.5, True, "x"), "timeout": (-1, 1 << 63, "9" * 30)}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidRequest, match=name):
+                schedule_of({name: value})
     with pytest.raises(Unsupported, match="'sequence_id'=7"):
         schedule_of({"sequence_id": 7})
 

@@ -174,13 +174,9 @@ def test_http(kind: str, readers: list[str], writers: list[str]) -> None:
         for count in (MANY, 3):
             numbers = [float(place) for place in range(count)]
             twice = [2 * number for number in numbers]
-            given = {
-                "name": "x",
-                "datatype": "FP32",
-                "shape": [1, count],
-                "parameters": {"binary_data_size": 4 * count},
-            }
-            header = json.dumps({"inputs": [given]}).encode()
+            given = {"name": "x", "datatype": "FP32", "shape": [1, count]}
+            size = {"parameters": {"binary_data_size": 4 * count}}
+            header = json.dumps({"inputs": [given | size]}).encode()
             headers = {"Inference-Header-Content-Length": str(len(header))}
             for _ in range(3):  # a header that came before is not read again
                 content = header + np.array(numbers, "<f4").tobytes()

@@ -6,7 +6,7 @@ import pytest
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest
-from weir.model import Tensor
+from weir.model import NONE, Tensor
 from weir.wire import kserve_binary
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.kserve_binary import binary_outputs, read_raw_request, read_request, write_request, write_response
@@ -115,6 +115,8 @@ def test_the_whole_body_is_one_tensor() -> None:
     request = read_raw_request(b"\1\0\2\0\3\0\4\0", [Tensor("x", "INT16", [-1, 2, -1])], "m")
     assert request.inputs[0].array.tolist() == [[[1, 2], [3, 4]]]
     assert binary_outputs(request)("y")
+    request = read_raw_request(b"\1\0\2\0", [Tensor("x", "INT16", [2], batch=NONE)], "m")
+    assert request.inputs[0].array.tolist() == [1, 2]
     request = read_raw_request(b"anything", [Tensor("s", "BYTES", [-1, -1])], "m")
     assert request.inputs[0].array.tolist() == [[b"anything"]]
 

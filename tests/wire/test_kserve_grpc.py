@@ -233,15 +233,8 @@ def compiled() -> Any:
 def test_what_is_packaged_is_the_sources_compiled(tmp_path: Path) -> None:
     sources = sorted(path.name for path in Path(str(kserve_grpc.PROTOS)).glob("*.proto"))
     output = tmp_path / kserve_grpc.COMPILED
-    command = [
-        sys.executable,
-        "-m",
-        "grpc_tools.protoc",
-        f"-I{kserve_grpc.PROTOS}",
-        f"--descriptor_set_out={output}",
-        *sources,
-    ]
-    subprocess.run(command, check=True, timeout=200)
+    said = [f"-I{kserve_grpc.PROTOS}", f"--descriptor_set_out={output}", *sources]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *said], check=True, timeout=200)
     made = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
     by_name = {file.name: file for file in made.file}
     assert {file.name for file in compiled().file} == by_name.keys()

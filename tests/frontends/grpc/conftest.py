@@ -16,7 +16,6 @@ if TEST_FRONTS:
 INSIDE = {
     "test_raw_tensors", "test_an_error_of_ours_says_nothing_to_strangers", "test_answers_are_those_of_other_requests",
     "test_deadlines_of_known_forms", "test_a_model_that_was_replaced_answers_by_its_own_rules",
-    "test_unary_calls_streams_and_python_share_a_batch",
 }  # fmt: skip
 OVER_BOTH = {"test_inference", "test_services"}
 

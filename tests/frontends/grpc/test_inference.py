@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, refuses, serving
+from tests.frontends.grpc.kit import INFER, Double, item, make_request, refuses, serving
 from tests.frontends.http.sockets import until
 from tests.rings import subcases
 from tests.streaming_models import Count, Script
@@ -123,19 +123,19 @@ async def test_an_error_of_ours_says_nothing_to_strangers(monkeypatch: pytest.Mo
         await refuses(rig.infer(make_request()), Code.INTERNAL, "^internal error$")
 
 
-async def leave(rig: Rig, *calls: Any) -> None:
-    """Cancel `calls`, whose requests are three, and check that these end and wait no longer."""
-    await until(lambda: rig.under_way == 3)
-    for call in calls:
-        call.cancel()
-    await until(lambda: rig.observer.ends == 3)
-    assert rig.service.state()["waiting"] == 0
-    assert {type(error) for _, error, _ in rig.observer.answers} == {Cancelled}
-
-
-async def test_a_caller_who_leaves_leaves_the_line() -> None:
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_caller_who_leaves_leaves_the_line(streams: bool) -> None:
     async with serving(executor=FakeExecutor()) as rig:
-        await leave(rig, *[rig.raw(INFER, write_request(make_request(index, index))) for index in range(3)])
+        bodies = [write_request(make_request(index, index)) for index in range(3)]
+        calls = [rig.stream()] if streams else [rig.raw(INFER, body) for body in bodies]
+        for body in bodies if streams else ():
+            await calls[0].write(body)
+        await until(lambda: rig.under_way == 3)
+        for call in calls:
+            call.cancel()
+        await until(lambda: rig.observer.ends == 3)
+        assert rig.service.state()["waiting"] == 0
+        assert {type(error) for _, error, _ in rig.observer.answers} == {Cancelled}
 
 
 async def test_a_deadline_that_passes_is_said_also_if_it_is_a_parameter() -> None:
@@ -372,14 +372,15 @@ async def answers(call: Any, *requests: InferenceRequest | bytes) -> list[tuple[
     return found
 
 
-async def test_many_requests_in_one_stream() -> None:
-    async with serving() as rig:
+async def test_many_requests_in_one_stream_of_which_so_many_are_under_way() -> None:
+    async with serving(grpc_stream_requests=2) as rig:
         found = await answers(rig.stream(), *[make_request(n, n, id=str(n)) for n in range(50)])
     assert {response.id: response.outputs[0].array.tolist() for _, response in found} == {
         str(n): [[2 * n, 2 * n]] for n in range(50)
     }
     assert all(response.parameters[FINAL] is True and not error for error, response in found)
     assert len(rig.observer.transfers) == 50
+    assert max(len(dispatch.requests) for dispatch in rig.observer.dispatches) <= 2
 
 
 async def test_answers_of_different_models_overtake_each_other() -> None:
@@ -389,26 +390,6 @@ async def test_answers_of_different_models_overtake_each_other() -> None:
         await call.write(write_request(item(b"1", "count", id="quick")))
         assert read_stream_response(await call.read())[1].id == "quick"
         call.cancel()
-
-
-async def test_unary_calls_streams_and_python_share_a_batch() -> None:
-    executor = FakeExecutor()
-    service = Service(Double, executor=executor, max_batch_size=8)
-    async with serving(service) as rig:
-        calls = [asyncio.ensure_future(rig.infer(make_request()))]
-        await until(lambda: bool(executor.pending))  # the worker is busy: the rest waits
-        stream = rig.stream()
-        await stream.write(write_request(make_request()))
-        calls.append(asyncio.ensure_future(rig.infer(make_request())))
-        calls.append(asyncio.ensure_future(service.infer({"x": np.array([[1, 2]], np.int32)})))
-        await until(lambda: service.state()["waiting"] == 3)
-        for _ in range(2):
-            executor.answer_next(lambda payloads: [{"y": payload["x"]} for payload in payloads])
-            await asyncio.sleep(0)
-        assert read_stream_response(await stream.read())[1].outputs
-        await asyncio.gather(*calls)
-        assert [batch["rows"] for batch in service.state()["recent"]] in ([1, 3], [3, 1])
-        stream.cancel()
 
 
 async def test_the_answers_of_a_streaming_model_and_which_is_the_last() -> None:
@@ -437,20 +418,6 @@ async def test_an_error_is_a_message_and_the_stream_goes_on() -> None:
             ("", "body: must be a infe"), ("1", "Request for unknown "), ("2", ""), ("2", "no"), ("3", ""),
         ]  # fmt: skip
         assert await answers(rig.stream()) == []  # without requests it just ends
-
-
-async def test_who_leaves_a_stream_leaves_the_line() -> None:
-    async with serving(executor=FakeExecutor()) as rig:
-        call = rig.stream()
-        for _ in range(3):
-            await call.write(write_request(make_request()))
-        await leave(rig, call)
-
-
-async def test_no_more_than_so_many_requests_are_under_way() -> None:
-    async with serving(grpc_stream_requests=2) as rig:
-        assert len(await answers(rig.stream(), *[make_request(id=str(n)) for n in range(20)])) == 20
-    assert max(len(dispatch.requests) for dispatch in rig.observer.dispatches) <= 2
 
 
 async def test_a_draining_server_answers_the_requests_of_a_stream_and_ends_it() -> None:

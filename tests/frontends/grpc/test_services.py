@@ -184,17 +184,6 @@ async def test_what_is_refused() -> None:
             await refuses(rig.call(call, **fields), code, text)
 
 
-async def test_a_model_is_loaded_with_the_parameters_of_amds_client() -> None:
-    async with controlled() as rig:
-        parameters: dict[str, Any] = {
-            "batch_size": {"int64_param": 3}, "timeout": {"double_param": 20.0},
-            "config": {"string_param": '{"max_queue_size": 9}'},
-        }  # fmt: skip
-        await rig.call("ModelLoad", name="double", parameters=parameters)
-        batching = rig.context.registry.get("double").facts.batching
-        assert (batching.max_batch_size, batching.max_queue_delay, batching.max_queue_size) == (3, 0.02, 9)
-
-
 async def codes_of(rig: Rig, *metadata: tuple[str, str]) -> set[Code]:
     """Return how the calls that control the server end, with such metadata."""
     calls = [name for call in DATA_PLANE.values() if call.controls for name in call.grpc]

@@ -58,6 +58,34 @@ def test_msgpack_in_and_out(all_models: Running, content: bytes, headers: tuple[
     assert (answer.headers["content-type"], unpack(answer.content)) == (MSGPACK, 9)
 
 
+@subcases(("path", "content_type", "body"), [
+    *[(path, JSON, body) for path in ("echo", "length", "echo/batch") for body in (b"", b"[1, 2", b'"\\ud800"x', b"[" * 100_000)],
+    *[(path, MSGPACK, body) for path in ("echo", "length", "echo/batch") for body in (b"", b"\x93\x01", b"\x91" * 100_000)],
+])  # fmt: skip
+def test_malformed_bodies_are_refused(all_models: Running, path: str, content_type: str, body: bytes) -> None:
+    assert refusal(post(all_models, path, body, content_type)) == (400, "InvalidRequest")
+
+
+@subcases("number", [10**400, -(10**400), 10**30, 2**64])
+def test_huge_integers_never_hurt_the_server(all_models: Running, number: int) -> None:
+    for model, body in (("square", number), ("length", {"x": number})):
+        answer = post(all_models, model, json.dumps(body).encode())
+        assert answer.status_code in (200, 400, 422, 500)
+        assert answer.status_code == 200 or set(answer.json()["error"]) == {"type", "message", "model", "details"}
+    assert all_models.client.post("/infer/square", json=2).json() == 4
+
+
+def test_an_answer_that_json_cannot_say_is_null_or_the_models_error(serve: Serve) -> None:
+    class Odd(Echo):
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return [{"nan": float("nan"), "object": object(), "half": "\ud800"}[item] for item in batch]
+
+    server = serve(inline(Odd))
+    assert server.client.post("/infer/odd", json="nan").content == b"null"
+    for item in ("object", "half"):
+        assert refusal(server.client.post("/infer/odd", json=item)) == (500, "ModelError")
+
+
 @subcases("name", ["content-type", "accept"])
 def test_a_type_that_nobody_speaks_is_refused_by_name(all_models: Running, name: str) -> None:
     answer = all_models.client.post("/infer/square", content=b"3", headers={name: "image/png"})

@@ -119,22 +119,6 @@ def test_a_client_that_leaves_has_its_request_cancelled(serve: Serve, stage: str
     assert server.client.get("/health/live").status_code == 200
 
 
-def test_the_answer_to_a_client_that_left_moves_no_neighbour(serve: Serve) -> None:
-    service, executor = stuck(policy="full", max_batch_size=3, max_queue_delay=20)
-    server = serve(service)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(server.client.post, "/infer/square", json=1)
-        server.until(lambda: service.state()["waiting"] == 1)
-        with server.connect() as leaver:
-            leaver.sendall(POST + b"2")
-            server.until(lambda: service.state()["waiting"] == 2)
-            last = pool.submit(server.client.post, "/infer/square", json=3)
-            server.until(lambda: bool(executor.pending))
-        server.until(lambda: bool(executor.cancelled))
-        square_all(server, executor)
-        assert (first.result().json(), last.result().json()) == (1, 9)
-
-
 def test_an_output_that_is_no_bytes_is_our_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry([Service(Echo, executor=FakeExecutor(lambda items: [5 for _ in items]))])
     with running("asgi", registry, HttpSettings()) as server:

@@ -5,7 +5,6 @@ The OpenAPI document tells the truth: schemathesis makes requests of it and hold
 
 import asyncio
 import json
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +14,6 @@ import hypothesis
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.frontends.http.models import Echo
 from tests.frontends.http.servers import Serve, running
 from tests.late import openapi_spec_validator, schemathesis, triton_aio
 from tests.protocols.kserve.models import Vector
@@ -85,13 +83,6 @@ def test_an_answer_that_is_none_of_ours_says_nothing_of_itself(serve: Serve) -> 
     assert answer.status_code == 500 and list(answer.json()) == ["error"]
 
 
-def test_a_document_that_the_model_refuses_names_its_place(serve: Serve) -> None:
-    server = serve(Service(Echo, executor="inline"))
-    body = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [2], "data": ["1", "]"]}]}
-    answer = server.client.post("/v2/models/echo/infer", json=body)
-    assert answer.status_code == 400 and answer.json()["error"].startswith("tensor 'input'[1]: ")
-
-
 def test_readiness_says_that_the_server_drains(serve: Serve) -> None:
     service = vector()
     server = serve(service)
@@ -131,35 +122,6 @@ def test_what_is_compressed_and_what_not(serve: Serve) -> None:
     small = client.post(INFER, json=BODY, headers={"accept-encoding": "gzip"})
     page = client.get("/v2/models/vector", headers={"accept-encoding": "gzip"})
     assert all("content-encoding" not in answer.headers for answer in (zstd, small, page))
-
-
-def test_a_zlib_stream_without_a_header_is_read(serve: Serve) -> None:
-    answer = serve(vector()).client.post(INFER, content=zlib.compress(json.dumps(BODY).encode()))
-    assert answer.status_code == 200 and answer.json()["outputs"][0]["data"] == [3]
-
-
-def test_a_request_of_more_rows_than_a_batch_is_divided(serve: Serve) -> None:
-    client = serve(vector(max_batch_size=4)).client
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [10, 1], "data": list(range(10))}]}
-    assert client.post(INFER, json=body).json()["outputs"][0]["data"] == list(range(10))
-
-
-def test_what_the_server_and_a_worker_decode_shares_a_batch(serve: Serve) -> None:
-    executor = FakeExecutor()
-    service = Service(Vector, executor=executor, policy="control-limit:2", max_queue_delay=60.0)
-    server = serve(service)
-
-    async def post(body: dict[str, Any]) -> None:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            await client.post(INFER, json=body)
-
-    first = server.start(post(BODY))
-    server.until(lambda: service.state()["waiting"] == 1)
-    second = server.start(post({**BODY, "parameters": {"binary_data_output": True}}))
-    server.until(lambda: len(executor.batches) == 1)
-    assert executor.sizes == [2]
-    first.cancel()
-    second.cancel()
 
 
 def test_paths_that_belong_to_no_extension(serve: Serve) -> None:

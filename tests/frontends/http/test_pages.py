@@ -11,14 +11,13 @@ import pytest
 from tests.described import answer_faults, body_faults
 from tests.frontends.http.models import Echo, Square
 from tests.frontends.http.servers import Running, Serve, refusal
-from tests.rings import subcases
 from tests.tuning.banks import QuickSolver
 
 import weir
 from weir import tuning
 from weir.catalog.registry import Registry
-from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
-from weir.frontends.http.application import code_of, held, make_app, make_exposition
+from weir.errors import Overloaded
+from weir.frontends.http.application import held, make_app, make_exposition
 from weir.model import Model
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
@@ -216,16 +215,6 @@ def test_pages_of_other_origins_are_let_in_by_name_only(serve: Serve) -> None:
     stranger = server.client.post("/infer/square", json=3, headers={"origin": "http://other.example"})
     assert allowed not in stranger.headers
     assert allowed not in serve(squares()).client.post("/infer/square", json=3, headers=origin).headers
-
-
-@subcases(
-    ("kind", "code"),
-    [(None, "200"), (Overloaded, "429"), (DeadlineExceeded, "504"), (WorkerLost, "503"), (ModelCrashed, "500"),
-     (Cancelled, "499")],
-)  # fmt: skip
-def test_the_code_of_the_http_frontend_is_http_s(kind: type[WeirError] | None, code: str) -> None:
-    assert code_of("http", kind) == code
-    assert code_of("python", kind) == ("ok" if kind is None else kind.__name__)
 
 
 async def test_levels_are_those_of_the_running_models() -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import gzip
 import json
-import socket
-import struct
 import threading
 from collections.abc import AsyncGenerator
 from itertools import pairwise
@@ -13,20 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.frontends.http.servers import Running, Serve
-from tests.serving.kit import Watch
+from tests.frontends.http.servers import Serve
 from tests.simulated.loop import SimulatedLoop
 from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
 
-from weir.catalog.registry import Registry
-from weir.frontends.http.application import make_app
 from weir.frontends.http.asgi import AsgiCall, EventStream
-from weir.frontends.http.fast.shared import Clocks
-from weir.frontends.http.server import HttpServer
 from weir.model import Model
 from weir.protocols import HttpSettings
 from weir.protocols.exchange import EventSource
-from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.sse import Event, EventParser
@@ -121,53 +113,16 @@ def test_answers_come_one_by_one_and_who_leaves_ends_his_part(serve: Serve, tmp_
     assert ledger.read_text() == "closed"
 
 
-def ask(server: Running) -> socket.socket:
-    """Return a connection that has asked Ticking."""
-    connection = server.connect()
-    connection.sendall(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"go"')
-    return connection
-
-
-def test_who_leaves_without_a_word_ends_his_part_too(serve: Serve) -> None:
-    heard = RecordingObserver()
-    server = serve(*streaming(Ticking, observers=[heard]))
-    with ask(server) as connection:
-        assert connection.recv(1000)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no goodbye
-    server.until(lambda: bool(heard.timings))
-
-
 def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody(serve: Serve) -> None:
     heard, received = RecordingObserver(), b""
     params = {"seconds": 0.001, "size": 100_000}
     server = serve(*streaming(Ticking, observers=[heard], params=params, stream_buffer=8))
-    with ask(server) as connection:
+    with server.connect() as connection:
+        connection.sendall(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"go"')
         server.until(lambda: any(error is not None for _, error, _ in heard.answers))
         while not received.endswith(b"0\r\n\r\n"):
             received += connection.recv(1 << 16)
     assert b"event: error" in received and b'"Overloaded"' in received and b"stream_buffer" in received
-
-
-async def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
-    clock, heard = [0.0], Watch()
-    registry = Registry(streaming(Ticking, params={"seconds": 0.0, "size": 100_000}, observers=[heard]))
-    context = KserveContext(registry, HttpSettings(port=0, body_timeout=5.0))
-    server = HttpServer(context, make_app(context), clocks=Clocks(lambda: clock[0]))
-    await registry.start()
-    await server.start()
-    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-    writer.write(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"slow"')
-    await heard.until(lambda: heard.answers)  # its part is ended, as it does not read
-    for seconds in (4.0, 2.0):
-        assert server.connections == 1
-        clock[0] += seconds
-        server.sweep()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not server.connections
-    writer.transport.abort()
-    await registry.stop()
-    await server.stop()
 
 
 class CountingLoop(SimulatedLoop):

@@ -1,7 +1,6 @@
 """A real server with little memory, and clients that want to end it: it lives, and goes on answering others."""
 
 import gzip
-import re
 import resource
 import socket
 from collections import Counter
@@ -10,9 +9,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import psutil
 import pytest
+from tests.fronts.kit import metric
 from tests.served import Served, until
 
 MODELS = Path(__file__).parent / "models.py"
@@ -54,13 +53,6 @@ class Attacked:
         with self.connect() as client:
             client.sendall(request)
             return status(client)
-
-    def held_bytes(self) -> float:
-        """Return how many bytes it says that it holds for clients."""
-        with httpx.Client(base_url=self.served.url) as client:
-            found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
-        assert found is not None
-        return float(found[1])
 
     def lives(self) -> bool:
         """Return whether the server answers everybody else."""
@@ -117,14 +109,14 @@ def test_a_connection_keeps_nothing_of_a_request_that_was_answered(server: Attac
 def test_the_heads_of_requests_under_way_are_charged(server: Attacked, path: bytes) -> None:
     opening = UPGRADE.partition(b"\r\n")[2] if path == b"/v2/ws" else b"Host: test\r\nContent-Length: 9\r\n"
     head = b"%b %b HTTP/1.1\r\n" % (b"GET" if path == b"/v2/ws" else b"POST", path) + opening
-    until(lambda: server.held_bytes() < LONG)
+    until(lambda: metric(server.served, "weir_held_bytes") < LONG)
     clients = [server.connect() for _ in range(20)]
     for client in clients:
         client.sendall(head + (b"X-Long: " + b"a" * 6000 + b"\r\n") * 10 + b"\r\n")
-    until(lambda: server.held_bytes() >= 20 * 2 * LONG)
+    until(lambda: metric(server.served, "weir_held_bytes") >= 20 * 2 * LONG)
     for client in clients:
         client.close()
-    until(lambda: server.held_bytes() < LONG)
+    until(lambda: metric(server.served, "weir_held_bytes") < LONG)
 
 
 def test_small_bodies_that_are_large_when_they_are_decompressed(server: Attacked) -> None:

@@ -50,12 +50,11 @@ def test_only_whole_requests_that_are_alike_share_a_batch() -> None:
 
     service = Service(Whole, executor="inline")
     alike = [request((rows, 3), colour="red") for rows in (1, 2)]
-    asked = (
-        *alike,
+    others = [
         request((1, 4)),
         request((1, 3)),
         request((1, 3), colour="blue"),
         request((1, 3), RequestedOutput("y", {})),
-    )
-    first, *others = [entries_of(service, each, Form(1.0))[0].form.key for each in asked]
-    assert first == others[0] and len({first, *others}) == 5
+    ]
+    first, second, *keys = [entries_of(service, each, Form(1.0))[0].form.key for each in (*alike, *others)]
+    assert first == second and len({first, *keys}) == 5

@@ -126,12 +126,7 @@ def test_the_parameters_of_a_tensor_say_where_it_is(regions: Regions) -> None:
     assert memory.find("x", {"other": 1}) is None
     found = memory.find("x", {"shared_memory_region": "r", "shared_memory_offset": 1, "shared_memory_byte_size": 2})
     assert found is not None and bytes(found) == b"\1\2"
-    for wrong in (
-        {"shared_memory_byte_size": "2"},
-        {},
-        {"shared_memory_byte_size": True},
-        {"shared_memory_byte_size": -1},
-    ):
+    for wrong in ({}, *({"shared_memory_byte_size": size} for size in ("2", True, -1))):
         with pytest.raises(InvalidRequest, match="tensor 'x': shared_memory_byte_size"):
             memory.find("x", {"shared_memory_region": "r", **wrong})
     with pytest.raises(InvalidRequest, match="tensor 'x': shared_memory_region=3"):

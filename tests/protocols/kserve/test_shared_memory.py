@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 from tests.fronts.kit import Gate
 from tests.served import Served
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import shared_memory
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
 SECOND = np.full((1, 16), 3, np.int32)
@@ -61,25 +61,6 @@ def test_inputs_and_outputs_in_regions(stock: triton.InferenceServerClient) -> N
         np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), FIRST - SECOND)
         stock.unregister_system_shared_memory("region")
         assert stock.get_system_shared_memory_status() == []
-
-
-def test_what_is_wrong_is_named(stock: triton.InferenceServerClient) -> None:
-    inputs = tensors()
-    inputs[0].set_shared_memory("nowhere", 64)
-    inputs[1].set_data_from_numpy(SECOND)
-    for call, *arguments, region in (
-        (stock.infer, "simple", inputs, "find shared memory region: 'nowhere'"),
-        (stock.get_system_shared_memory_status, "nowhere", "find shared memory region: 'nowhere'"),
-        (stock.register_system_shared_memory, "r", "region_absent", 64, "open shared memory region: 'r'"),
-    ):
-        with pytest.raises(InferenceServerException, match=f"Unable to {region}"):
-            call(*arguments)
-
-
-def test_pages_in_a_browser_and_proxies_may_not(client: httpx.Client) -> None:
-    for header in ("origin", "x-forwarded-for"):
-        answer = client.get("/v2/systemsharedmemory/status", headers={header: "https://evil.example"})
-        assert (answer.status_code, list(answer.json())) == (403, ["error"])
 
 
 def test_what_lies_in_a_region_has_no_bytes_in_the_body(

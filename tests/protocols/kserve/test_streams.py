@@ -1,22 +1,18 @@
-"""The protocol's streams over HTTP, and the end of WebSockets, with a real server process."""
+"""The protocol's streams over HTTP, with a real server process."""
 
-import asyncio
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.served import Served, until
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from tests.served import Served
 
 from weir.wire.sse import EventParser
 
 MODELS = Path(__file__).resolve().parents[2] / "streaming_models.py"
-NAMES = ("Count", "Script", "Prefixes", "Ticking")
+NAMES = ("Count", "Script", "Prefixes")
 
 
 @pytest.fixture(scope="module")
@@ -102,28 +98,3 @@ def test_shared_memory_is_off_unless_allowed(streaming: httpx.Client) -> None:
     answer = streaming.get("/v2/systemsharedmemory/status")
     assert answer.status_code == 403 and "--allow-shared-memory" in answer.json()["error"]
     assert "system_shared_memory" not in streaming.get("/v2").json()["extensions"]
-
-
-def test_who_leaves_ends_his_part(streaming: httpx.Client) -> None:
-    with streaming.stream("POST", "/v2/models/ticking/infer_stream", json={"inputs": [item("go")]}) as response:
-        next(response.iter_raw())
-    until(lambda: not streaming.get("/models/ticking").json()["in_flight"])
-
-
-def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:
-    async def main(served: Served) -> None:
-        async with connect(served.url.replace("http", "ws") + "/v2/ws") as client:
-            await client.send(json.dumps({"model_name": "script", "inputs": [item(["a"] * 300)]}))
-            await client.recv()
-            served.process.send_signal(signal.SIGTERM)
-            with pytest.raises(ConnectionClosed) as raised:
-                while True:
-                    last = json.loads(await client.recv())
-            assert last["parameters"] == {"triton_final_response": True}
-            assert raised.value.rcvd is not None
-            assert raised.value.rcvd.code == 1001
-
-    with Served(f"{MODELS}:Script") as served:
-        served.until_ready()
-        asyncio.run(main(served))
-        assert served.process.wait(200) == 0
