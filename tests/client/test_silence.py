@@ -17,6 +17,7 @@ from tests.rings import spread
 
 from weir import errors
 
+REMOTE = [name for name in kit.REMOTE if name != "http-json"]  # which waits as http does
 KEEP_ALIVE = 0.05  # seconds, much less than the silence that is allowed
 ALLOWED = 0.6
 LONG = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
@@ -62,7 +63,7 @@ def begun(client: Any, folder: Path, *script: Any, answers: int = 1) -> tuple[It
 
 
 @pytest.mark.parametrize(
-    ("name", "answers"), spread([*((name, 0) for name in kit.REMOTE), *((name, 1) for name in kit.MAKE)], 8)
+    ("name", "answers"), spread([*((name, 0) for name in REMOTE), *((name, 1) for name in kit.MAKE)], 8)
 )
 def test_only_answers_end_a_silence(name: str, answers: int, server: kit.Running, tmp_path: Path) -> None:
     with kit.asking(name, server, timeout=ALLOWED) as client:
@@ -74,7 +75,7 @@ def test_only_answers_end_a_silence(name: str, answers: int, server: kit.Running
             never.touch()
 
 
-@pytest.mark.parametrize("name", kit.REMOTE)
+@pytest.mark.parametrize("name", REMOTE)
 def test_the_callers_own_work_is_no_silence(name: str, server: kit.Running, tmp_path: Path) -> None:
     with kit.asking(name, server, timeout=ALLOWED) as client:
         stream, never = begun(client, tmp_path, 2)
@@ -83,7 +84,7 @@ def test_the_callers_own_work_is_no_silence(name: str, server: kit.Running, tmp_
         assert len(list(stream)) == 1
 
 
-@pytest.mark.parametrize("name", kit.REMOTE)
+@pytest.mark.parametrize("name", REMOTE)
 def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, tmp_path: Path) -> None:
     with kit.asking(name, server, timeout=ALLOWED) as client:
         stream, never = begun(client, tmp_path)
@@ -92,7 +93,7 @@ def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, t
         never.touch()
 
 
-@pytest.mark.parametrize("name", kit.REMOTE)
+@pytest.mark.parametrize("name", REMOTE)
 def test_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running) -> None:
     long = item(["x" * 16_000_000])
     with kit.asking(name, server, timeout=3600.0) as client:  # which no test waits for

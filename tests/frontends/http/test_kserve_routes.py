@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.frontends.http.servers import Serve, running
-from tests.late import openapi_spec_validator, schemathesis, triton_aio
+from tests.late import schemathesis, triton_aio
 from tests.protocols.kserve.models import Vector
 from tests.rings import subcases
 from tests.served import Served
@@ -371,10 +371,6 @@ def document(client: httpx.Client) -> dict[str, Any]:
     """The document of the server."""
     document: dict[str, Any] = client.get("/openapi.json").json()
     return document
-
-
-def test_it_is_valid(document: dict[str, Any]) -> None:
-    openapi_spec_validator.OpenAPIV31SpecValidator(document).validate()
 
 
 def test_the_paths_of_the_protocol_are_there(document: dict[str, Any]) -> None:
