@@ -1,28 +1,28 @@
 """Models that cannot batch, on a real server: each request runs whole and alone, and gets what onnxruntime answers to it."""
 
 import json
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
-import tritonclient.http as triton
+from google.protobuf.json_format import MessageToDict
 from onnx import TensorProto, helper
 from tests.catalog.repository.graphs import node
 from tests.catalog.repository.shelf import write
+from tests.client import kit
 from tests.late import onnxruntime
 from tests.rings import subcases
 from tests.served import Served
-from tritonclient.utils import np_to_triton_dtype
 
-GRPC_CLIENT = Path(__file__).parent / "frontends" / "grpc" / "clients" / "calling.py"
+from weir.wire.kserve_grpc import message
+
+WAYS = ("http", "http-json", "grpc")
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 Arrays = dict[str, Any]
 Shapes = Mapping[str, tuple[int, tuple[int | str, ...]]]
@@ -138,43 +138,12 @@ def check(name: str, given: Arrays, found: Arrays, repository: Path) -> None:
         np.testing.assert_allclose(found[key], array, rtol=1e-6)
 
 
-def infer(server: Served, name: str, given: Arrays, *, binary: bool) -> Arrays:
-    """Ask with Triton's client over HTTP."""
-    inputs = [
-        triton.InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype)) for key, array in given.items()
-    ]
-    for each, array in zip(inputs, given.values(), strict=True):
-        each.set_data_from_numpy(array, binary_data=binary)
-    with triton.InferenceServerClient(server.url.removeprefix("http://")) as client:
-        names = [each["name"] for each in client.get_model_metadata(name)["outputs"]]
-        outputs = [triton.InferRequestedOutput(each, binary_data=binary) for each in names]
-        result = client.infer(name, inputs, outputs=outputs)
-    return {key: result.as_numpy(key) for key in names}
-
-
-def infer_over_grpc(server: Served, requests: list[tuple[str, Arrays]], folder: Path) -> list[Any]:
-    """Ask all that with Triton's client over gRPC, in a process of its own: it can't be imported beside KServe's."""
-    source, target = folder / "requests", folder / "answers"
-    source.write_bytes(pickle.dumps(requests))
-    command = [sys.executable, "-W", "ignore", str(GRPC_CLIENT), server.grpc, str(source), str(target)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert run.returncode == 0, run.stderr
-    answers: list[Any] = pickle.loads(target.read_bytes())
-    return answers
-
-
-@pytest.mark.parametrize("binary", [False, True])
-def test_each_request_gets_what_onnxruntime_answers_to_it(server: Served, repository: Path, binary: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_each_request_gets_what_onnxruntime_answers_to_it(server: Served, repository: Path, way: str) -> None:
     requests = [(name, given) for name, case in CASES.items() for given in case[2]] * 3
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda each: infer(server, *each, binary=binary), requests))
+    with kit.asking(way, server) as client, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda each: client.infer(*each), requests))
     for (name, given), found in zip(requests, answers, strict=True):
-        check(name, given, found, repository)
-
-
-def test_and_so_over_grpc(server: Served, repository: Path, tmp_path: Path) -> None:
-    requests = [(name, given) for name, case in CASES.items() for given in case[2]] * 3
-    for (name, given), found in zip(requests, infer_over_grpc(server, requests, tmp_path), strict=True):
         check(name, given, found, repository)
 
 
@@ -221,16 +190,13 @@ def test_a_chain_of_them_does_not_batch_either(client: httpx.Client, repository:
     assert client.get("/v2/models/chain/config").json()["max_batch_size"] == 0
 
 
-def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Served, tmp_path: Path) -> None:
-    requests = [floats(3), floats(1, 3), floats(3), floats(5, 3), floats(3), floats(3)]
-    with ThreadPoolExecutor(6) as pool:
-        for binary in (False, True):
-            answers = list(pool.map(lambda x: infer(server, "amd", {"x": x}, binary=binary)["y"], requests * 4))  # noqa: B023 - it is over before the next
-            for given, found in zip(requests * 4, answers, strict=True):
-                np.testing.assert_array_equal(found, given + given)  # of the same shape too
-    over_grpc = infer_over_grpc(server, [("amd", {"x": x}) for x in requests], tmp_path)
-    for given, answer in zip(requests, over_grpc, strict=True):
-        np.testing.assert_array_equal(answer["y"], given + given)
+@pytest.mark.parametrize("way", WAYS)
+def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Served, way: str) -> None:
+    requests = [floats(3), floats(1, 3), floats(3), floats(5, 3), floats(3), floats(3)] * 4
+    with kit.asking(way, server) as client, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda x: client.infer("amd", {"x": x})["y"], requests))
+    for given, found in zip(requests, answers, strict=True):
+        np.testing.assert_array_equal(found, given + given)  # of the same shape too
 
 
 def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -> None:
@@ -241,30 +207,24 @@ def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -
 
 
 def test_requests_have_the_shapes_that_the_configuration_says(
-    server: Served, client: httpx.Client, repository: Path, tmp_path: Path
+    server: Served, client: httpx.Client, repository: Path
 ) -> None:
     x = floats(8, 8, 3)
     expected = truth(repository, "image", {"x": x.reshape(3, 8, 8)})["y"].ravel()
-    np.testing.assert_allclose(infer(server, "reshaped", {"x": x}, binary=True)["y"], expected, rtol=1e-6)
-    (answer,) = infer_over_grpc(server, [("reshaped", {"x": x})], tmp_path)
-    np.testing.assert_allclose(answer["y"], expected, rtol=1e-6)
+    for way in WAYS:
+        with kit.asking(way, server) as asking:
+            np.testing.assert_allclose(asking.infer("reshaped", {"x": x})["y"], expected, rtol=1e-6)
     said = client.get("/v2/models/reshaped/config").json()
     assert said["input"][0]["reshape"] == {"shape": [3, 8, 8]}
-    asked = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK_CONFIG, server.grpc], capture_output=True, text=True, check=False
-    )
-    assert asked.returncode == 0, asked.stderr
-    over_grpc = json.loads(asked.stdout)["config"]
+    asked, answered = (message(f"inference.ModelConfig{side}") for side in ("Request", "Response"))
+    channel: Any
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
+        found = answered.FromString(call(asked(name="reshaped").SerializeToString()))
+    over_grpc = MessageToDict(found, preserving_proto_field_name=True)["config"]  # as Triton's client writes it
     for one, other in zip(over_grpc["input"], said["input"], strict=True):
         assert one == {**other, "dims": ["8", "8", "3"], "reshape": {"shape": ["3", "8", "8"]}}
     answer = client.post("/v2/repository/models/reshaped/load", json={"parameters": {"config": json.dumps(over_grpc)}})
     assert answer.status_code == 200, answer.text
     after = client.get("/v2/models/reshaped/config").json()
     assert {**after, "parameters": None} == {**said, "parameters": None}
-
-
-ASK_CONFIG = """
-import json, sys, tritonclient.grpc as triton
-with triton.InferenceServerClient(sys.argv[1]) as client:
-    print(json.dumps(client.get_model_config("reshaped", as_json=True)))
-"""

@@ -1,7 +1,6 @@
 """The WebSocket frontend: a real server, and the client of the websockets library."""
 
 import asyncio
-import socket
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -11,8 +10,8 @@ from unittest.mock import AsyncMock
 import httpx
 import numpy
 import pytest
-import uvicorn
 from starlette.websockets import WebSocket
+from tests.frontends.dashboard.browser.site import hosted
 from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum, answer, answers, failure, item, next_answer, rows, serving
 from tests.rings import subcases
@@ -22,14 +21,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
+import weir
 from weir import Service
 from weir.catalog.registry import Registry
-from weir.frontends.http.application import make_app
 from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
 from weir.protocols.account import Account
-from weir.protocols.kserve import KserveContext
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceResponse, RequestedOutput
 from weir.wire.websocket import ErrorMessage, read_answer, write_cancel
@@ -293,22 +291,10 @@ async def test_a_refused_origin_gets_403() -> None:
 
 
 async def test_any_asgi_server_can_host_them() -> None:
-    registry = Registry([Service(Count, executor="thread")])
-    app = make_app(KserveContext(registry, HttpSettings()))
-    config = uvicorn.Config(app, lifespan="off", log_config=None, ws="wsproto")
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        await registry.start()
-        await server.startup([listener])
-        try:
-            async with connect(f"ws://127.0.0.1:{listener.getsockname()[1]}/v2/ws") as client:
-                await client.send(item("count", 2))
-                assert await answers(client) == [1, 2]
-        finally:
-            await server.shutdown([listener])
-            await registry.stop()
+    with hosted(weir.asgi(Service(Count, executor="thread")), ws="wsproto") as url:
+        async with connect(f"ws{url[4:]}/v2/ws") as client:
+            await client.send(item("count", 2))
+            assert await answers(client) == [1, 2]
 
 
 async def test_a_connection_holds_no_more_than_its_share_of_the_account() -> None:

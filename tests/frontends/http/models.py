@@ -182,18 +182,4 @@ class Deadly(Model):
         return batch
 
 
-MODELS: tuple[type[Model], ...] = (
-    Add,
-    Blob,
-    Count,
-    Echo,
-    Length,
-    Moody,
-    Reader,
-    Shout,
-    Size,
-    Square,
-    Upload,
-    Upper,
-    Words,
-)
+MODELS: list[type[Model]] = [Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Size, Square, Upload, Upper, Words]

@@ -14,9 +14,12 @@ import uvloop
 from tests.frontends.http.fast.kit import Square, answers, hello, squared
 
 from weir.catalog.registry import Registry
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.application import make_app
 from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer
 from weir.protocols import HttpSettings
+from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
@@ -37,11 +40,14 @@ async def serving(
     service: Service | None = None,
     app: Any = hello,
     clock: Callable[[], float] = time.monotonic,
+    access: Access | None = None,
+    log: HttpLog | None = None,
     **settings: Any,
 ) -> AsyncIterator[HttpServer]:
-    """Serve numbers squared, or `service`, on a free port."""
+    """Serve numbers squared, or `service`, on a free port; with a `log`, by Weir's own application instead of `app`."""
     service = service or Service(Square, executor=executor or FakeExecutor(squared))
-    server = HttpServer(KserveContext(Registry([service]), HttpSettings(port=0, **settings)), app, clocks=Clocks(clock))
+    context = KserveContext(Registry([service]), HttpSettings(port=0, **settings), access=access)
+    server = HttpServer(context, make_app(context, log=log) if log else app, log=log, clocks=Clocks(clock))
     await service.start()
     await server.start()
     try:

@@ -7,21 +7,17 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from tests.frontends.http import sockets
 from tests.frontends.http.fast.kit import Square, squared
-from tests.frontends.http.sockets import FILES, Client, close_clients, until
-from tests.frontends.http.sockets import serving as serving_tls
+from tests.frontends.http.sockets import FILES, Client, until
 from tests.rings import subcases
 from websockets.asyncio.client import connect
 
 import weir
-from weir.catalog.registry import Registry
 from weir.errors import bounded
 from weir.frontends.http.access_log import LEFT, HttpLog
-from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
-from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
-from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor
 
@@ -48,22 +44,11 @@ class Lines(list[dict[str, Any]]):
 
 
 @asynccontextmanager
-async def serving(
-    executor: FakeExecutor | None = None, access: Access | None = None, **settings: Any
-) -> AsyncIterator[tuple[HttpServer, Lines]]:
+async def serving(executor: FakeExecutor | None = None, **settings: Any) -> AsyncIterator[tuple[HttpServer, Lines]]:
     """Serve numbers squared on a free port, with a log."""
-    service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
-    registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
-    context = KserveContext(registry, http, access=access)
-    server = HttpServer(context, make_app(context, log=log), log=log)
-    await service.start()
-    await server.start()
-    try:
+    lines = Lines()
+    async with sockets.serving(executor, log=HttpLog(cast(Any, lines)), **settings) as server:
         yield server, lines
-    finally:
-        close_clients()
-        await service.stop(0.0)
-        await server.stop()
 
 
 async def test_every_request_of_every_path_has_a_line() -> None:
@@ -206,7 +191,7 @@ async def test_refused_openings_of_web_sockets_have_a_line(before: bytes, after:
 async def test_tls_handshakes_that_fail_have_a_line_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
     with caplog.at_level(logging.INFO, "weir.http"):
-        async with serving_tls(clock=clock, **FILES) as server:
+        async with sockets.serving(clock=clock, **FILES) as server:
             for seconds in (0.0, 0.5, 0.6):
                 clock.advance(seconds)
                 client = await Client.connect(server)

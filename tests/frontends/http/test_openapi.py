@@ -9,7 +9,7 @@ import httpx
 import pydantic
 import pytest
 from starlette.applications import Starlette
-from tests.frontends.http.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
+from tests.frontends.http.models import MODELS, Add, Count, Echo, Length, Shout, Square
 from tests.late import openapi_spec_validator
 from tests.streaming_models import Prefixes as Stories
 
@@ -22,8 +22,6 @@ from weir.protocols.kserve import KserveContext
 from weir.protocols.response import HttpResponse
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
-
-MODELS = (Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words)
 
 
 async def page() -> Annotated[HttpResponse, ModelList]:

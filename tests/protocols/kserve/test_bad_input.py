@@ -78,12 +78,6 @@ def test_what_is_wrong_is_named(client: httpx.Client, in_chunks: bool, case: str
     assert client.post(SIMPLE, content=GOOD).status_code == 200
 
 
-@pytest.mark.parametrize(("method", "allow"), [("GET", "POST"), ("PUT", "POST"), ("DELETE", "POST")])
-def test_methods_that_do_not_belong(server: Served, method: str, allow: str) -> None:
-    answer = httpx.request(method, server.url + SIMPLE)
-    assert (answer.status_code, answer.headers["allow"], list(answer.json())) == (405, allow, ["error"])
-
-
 def test_a_body_that_does_not_come_whole_harms_nobody(server: Served) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:

@@ -124,37 +124,11 @@ def test_every_datatype(call: Both, binary: bool) -> None:
             assert (got.dtype == array.dtype or kind == "BF16") and got.tolist() == array.tolist()
 
 
-def test_large_tensors_and_items(call: Both) -> None:
-    x = np.random.default_rng(0).standard_normal((3, 50_000), np.float32)
-    large, document = triton.InferInput("x", list(x.shape), "FP32"), triton.InferInput("input", [3], "BYTES")
-    large.set_data_from_numpy(x)
-    np.testing.assert_array_equal(call("infer", "vector", [large]).as_numpy("twice"), x * 2)
-    document.set_data_from_numpy(np.array([b"1", b"2", b"3"], object))
-    assert call("infer", "square", [document]).as_numpy("output").tolist() == [b"1", b"4", b"9"]
-
-
 def test_priority_timeout_and_parameters(call: Both) -> None:
     options = {"priority": 1, "timeout": 60_000_000, "parameters": {"colour": "blue", "depth": 3, "on": True}}
     call("infer", "simple", BINARY, **options)
     with pytest.raises(InferenceServerException, match="timeout"):
         call("infer", "simple", BINARY, timeout=1)
-
-
-def test_what_is_wrong_comes_back_as_text_with_its_status(call: Both) -> None:
-    for refused, status, text in (
-        (("infer", "simple", inputs(FIRST)), "400", "'INPUT1': is missing"),
-        (("infer", "nobody", BINARY), "404", "Request for unknown model: 'nobody' is not found"),
-        (("get_model_metadata", "nobody"), "404", "Request for unknown model: 'nobody' is not found"),
-        (("get_model_config", "simple", "9"), "404", "Request for unknown model: 'simple' version '9' is not found"),
-        (("get_log_settings",), "501", "log settings cannot be read or changed by a call"),
-        (("get_trace_settings",), "501", "trace settings cannot be read or changed by a call"),
-        (("register_cuda_shared_memory", "r", b"handle", 0, 64), "501", "CUDA shared memory is not offered"),
-    ):
-        with pytest.raises(InferenceServerException) as caught:
-            call(*refused)
-        assert (caught.value.status(), text in caught.value.message()) == (status, True), caught.value
-    assert call("get_cuda_shared_memory_status") == []
-    call("unregister_cuda_shared_memory")  # as all examples do before they begin
 
 
 def test_many_greenlets_share_batches(address: str) -> None:

@@ -73,12 +73,8 @@ def test_generating_takes_and_gives_flat_objects(streaming: httpx.Client) -> Non
     ]
 
 
-def test_errors_first_and_later(streaming: httpx.Client) -> None:
+def test_what_no_stream_is_begun_for(streaming: httpx.Client) -> None:
     path = "/v2/models/script/infer_stream"
-    response = streaming.post(path, json={"inputs": [item([{"error": "not you"}])]})
-    assert (response.status_code, response.json()) == (400, {"error": "not you"})
-    response = streaming.post(path, json={"inputs": [item(["a", {"error": "enough"}])]})
-    assert [(name, event.get("error")) for name, event in events(response)] == [("message", None), ("error", "enough")]
     several = {"name": "input", "datatype": "BYTES", "shape": [2], "data": ["1", "2"]}
     assert streaming.post(path, json={"inputs": [several]}).json()["error"].endswith("a stream takes one")
     assert streaming.post(path, content=b"{").status_code == 400

@@ -119,9 +119,9 @@ def shown(endpoints: Sequence[HttpEndpoint]) -> AbstractContextManager[str]:
 
 
 @contextmanager
-def hosted(app: Any) -> Iterator[str]:
-    """Serve the ASGI application on a free port in a thread of its own, while the block runs; give the address."""
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", ws="none")
+def hosted(app: Any, ws: Any = "none") -> Iterator[str]:
+    """Serve the ASGI application on a free port in a thread of its own, while the block runs; give the address. `ws` is uvicorn's."""
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", ws=ws)
     server = uvicorn.Server(config)
     started = threading.Event()
 

@@ -63,13 +63,6 @@ def refuses(call: Any, status: str, text: str) -> None:
         raise AssertionError("it was not refused")
 
 
-def refused(client: Any) -> None:
-    """Errors have their codes and texts."""
-    large = inputs(np.zeros((1, 1_000_000), np.float32), "FP32")
-    refuses(lambda: client.infer("nope", inputs(ROW)), "NOT_FOUND", "Request for unknown model: 'nope'")
-    refuses(lambda: client.infer("simple", large), "INVALID_ARGUMENT", "tensor 'INPUT0'")
-
-
 def streamed(client: Any) -> None:
     """Many requests under way, several answers to one, an error, and the stream goes on."""
     answers: queue.Queue[Any] = queue.Queue()
@@ -149,5 +142,5 @@ async def concurrently(address: str) -> None:
 if __name__ == "__main__":
     asyncio.run(concurrently(sys.argv[1]))
     with triton.InferenceServerClient(sys.argv[1]) as made:
-        for part in (shown, inferred, refused, streamed, shared, changed):
+        for part in (shown, inferred, streamed, shared, changed):
             part(made)
