@@ -15,11 +15,10 @@ from tests.frontends.dashboard.browser.site import hosted
 from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum, answer, answers, failure, item, next_answer, rows, serving
 from tests.rings import subcases
-from tests.streaming_models import Count, Prefixes, Script, Ticking
+from tests.streaming_models import Count, Prefixes, Ticking
 from tests.workers.models import Echo
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.frames import Frame, Opcode
+from websockets.exceptions import ConnectionClosed
 
 import weir
 from weir import Service
@@ -30,7 +29,7 @@ from weir.protocols.access import allowed
 from weir.protocols.account import Account
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceResponse, RequestedOutput
-from weir.wire.websocket import ErrorMessage, read_answer, write_cancel
+from weir.wire.websocket import read_answer, write_cancel
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -69,20 +68,6 @@ async def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
         assert sum(dispatch.rows for dispatch in server.observer.dispatches) == 4
         frontends = {request.form.frontend for requests, _, _ in server.observer.answers for request in requests}
         assert frontends == {"websocket"}
-
-
-async def test_a_stream_has_a_last_answer_or_an_end() -> None:
-    async with serving(Script, Prefixes) as server, server.connect() as client:
-        await client.send(item("script", ["a", {"last": "b"}], "1"))
-        assert [await answer(client) for _ in range(2)] == [("1", "a", False), ("1", "b", True)]
-        await client.send(item("script", ["a"], "2"))
-        assert [await answer(client) for _ in range(2)] == [("2", "a", False), ("2", None, True)]
-        await client.send(item("script", ["a", {"error": "enough"}], "3"))
-        assert await answer(client) == ("3", "a", False)
-        assert await failure(client) == ErrorMessage("enough", "3", "InvalidRequest", 400)
-        await client.send(rows([[1, 1]] * 2, "prefixes", outputs=[RequestedOutput("rows", {})]))
-        parts: list[Any] = [await next_answer(client) for _ in range(3)]
-        assert [[output.array.tolist() for output in part.outputs] for part in parts] == [[[1]], [[2]], []]
 
 
 class Faulty(Service):
@@ -251,22 +236,6 @@ async def test_a_message_over_the_limit_closes_the_connection() -> None:
         await check_closed(client, 1009)
 
 
-async def test_the_server_pings() -> None:
-    async with serving(Sum, websocket_ping=0.01) as server, server.connect(ping_interval=None) as client:
-        pinged = asyncio.Event()
-        recv_frame = client.protocol.recv_frame
-
-        def receiving(frame: Frame) -> None:
-            if frame.opcode is Opcode.PING:
-                pinged.set()
-            recv_frame(frame)
-
-        client.protocol.recv_frame = receiving  # type: ignore[method-assign]  # to hear of it
-        async with asyncio.timeout(60):
-            await pinged.wait()
-        await (await client.ping())
-
-
 @subcases(
     ("origins", "cors", "fine"),
     [
@@ -279,15 +248,6 @@ def test_pages_of_other_origins_are_refused_unless_cors_lets_them(
     origins: list[str], cors: list[str], fine: bool
 ) -> None:
     assert allowed(origins, "here:8000", cors) is fine
-
-
-async def test_a_refused_origin_gets_403() -> None:
-    async with serving(Sum, cors_origins=["http://good.example"]) as server:
-        with pytest.raises(InvalidStatus) as raised:
-            await server.connect(origin="http://evil.example")
-        assert raised.value.response.status_code == 403
-        async with server.connect(origin="http://good.example"):
-            pass
 
 
 async def test_any_asgi_server_can_host_them() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from examples.tensors import Affine
+from tests.workers.models import Echo
 
 from weir._version import __version__
 from weir.catalog.registry import Registry
@@ -16,13 +17,6 @@ from weir.serving.service import Service
 from weir.wire.inference import DATA_PLANE
 from weir.wire.kserve_grpc import methods
 from weir.workers.cpus import cpu_count
-
-
-class Echo(Model):
-    """Items."""
-
-    def predict(self, batch: list[object]) -> list[object]:
-        return batch
 
 
 class Words(Model):

@@ -38,7 +38,7 @@ anything = nested(simple)
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(items=st.lists(anything, max_size=5))
 def test_a_list_comes_back_whole_and_split_into_its_items(content_type: str, items: list[Any]) -> None:
     body = encode(items, content_type)
@@ -198,6 +198,7 @@ def containers(count: int, content_type: str, filled: int = 0) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + some
 
 
+@settings(max_examples=40)
 @given(value=nested(simple | st.binary(max_size=300) | st.text('["\\\\{')))
 def test_lists_and_objects_are_counted_as_they_are_decoded(value: Any) -> None:
     def count(value: Any) -> int:
@@ -249,6 +250,7 @@ def test_names_that_come_again_nearby_are_none() -> None:
     assert len(values.DECODE[JSON](again)) == values.ANY_NAMES  # workers have the time
 
 
+@settings(max_examples=40)
 @given(value=nested(simple | st.text('":{\\')))
 def test_names_are_counted_as_they_are_decoded(value: Any) -> None:
     def found(value: Any) -> set[str]:
