@@ -7,10 +7,14 @@ or two (docs/reference/bert-as-service.md has the table), text-embeddings-router
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import SettingsError, counted
@@ -147,7 +151,7 @@ def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Set
     return read_settings(directories, {}, {}, None, TEXTS, values)
 
 
-class ForeignFlag(NamedTuple):
+class ForeignFlag(Struct, frozen=True, forbid_unknown_fields=True):
     """A flag of another server. One without a setting and a remedy is taken, and changes nothing.
 
     Attributes:
@@ -172,132 +176,28 @@ class ForeignFlag(NamedTuple):
         return self.switch is not None
 
 
-_UNREAD = ForeignFlag(switch="true")
-_PREFIX_HERE = "leave it out: the paths are here without a prefix, and /v1/embeddings and /v1/models besides"
+class _OtherServers(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of other_servers.toml: flags by name, and the names of the variables that are read."""
 
-OTHER_FLAGS: Mapping[str, ForeignFlag] = {
-    # Weir's own flags, with values that these servers call something else.
-    "dtype": ForeignFlag(
-        "dtype",
-        {
-            "auto": "",
-            "float32": ("precision", "fp32"),
-            "float16": ("precision", "fp16"),
-            "bfloat16": ("precision", "bf16"),
-        },
-    ),
-    "log_level": ForeignFlag("log_level", {"trace": "debug"}),
-    "pooling": ForeignFlag("pooling", {"last-token": "sep", "splade": "sparse"}),
-    # Of text-embeddings-router.
-    "auto_truncate": ForeignFlag("truncate", switch="true", off="false"),
-    "cors_allow_origin": ForeignFlag("cors_origins"),
-    "default_prompt": ForeignFlag("prompt"),
-    "default_prompt_name": ForeignFlag("prompt"),
-    "dense_path": ForeignFlag(remedy="leave it out: the model's modules.json says which layers follow"),
-    "disable_spans": _UNREAD,  # there are spans only with --trace-endpoint
-    "hf_api_token": ForeignFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
-    "hf_token": ForeignFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
-    "hostname": ForeignFlag("host"),
-    "huggingface_hub_cache": ForeignFlag(remedy="set the variable HF_HUB_CACHE"),
-    "json_output": ForeignFlag("log_format", switch="json"),
-    "max_batch_requests": ForeignFlag("max_batch_size"),
-    "max_batch_tokens": ForeignFlag("max_batch_cost"),
-    "max_client_batch_size": ForeignFlag("max_texts"),
-    "max_concurrent_requests": ForeignFlag("max_queue_size"),
-    "otlp_endpoint": ForeignFlag(remedy="--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318"),
-    "otlp_service_name": ForeignFlag("server_name"),
-    "p": ForeignFlag("port"),
-    "payload_limit": ForeignFlag("max_body_size"),
-    "prometheus_port": ForeignFlag(remedy="/metrics is at the port of HTTP"),
-    "tokenization_workers": ForeignFlag(),  # the server tokenizes in threads of its own
-    "uds_path": ForeignFlag(remedy="leave it out: --uds is a socket for callers"),
-    # Of infinity_emb.
-    "batch_size": ForeignFlag("max_batch_size"),
-    "bettertransformer": _UNREAD,
-    "device": ForeignFlag("device_map", {"auto": ""}),
-    "device_id": ForeignFlag("device_map"),
-    "embedding_dtype": ForeignFlag(
-        remedy="ask for encoding_format int8, uint8, binary or ubinary in a request", neutral=("float32",)
-    ),
-    "engine": ForeignFlag("runtime", {"optimum": "onnx"}),
-    "lengths_via_tokenize": _UNREAD,
-    "model_warmup": _UNREAD,
-    "onnx_disable_optimize": _UNREAD,
-    "onnx_do_not_prefer_quantized": _UNREAD,
-    "permissive_cors": ForeignFlag("cors_origins", switch="*"),
-    "pooling_method": ForeignFlag("pooling", {"auto": ""}),
-    "preload_only": ForeignFlag(
-        switch="true", remedy="leave it out: `hf download ID` fills the cache that is read here"
-    ),
-    "proxy_root_path": ForeignFlag(remedy="leave it out: the proxy removes its prefix", neutral=("",)),
-    "queue_size": ForeignFlag("max_queue_size"),  # a variable only
-    "redirect_slash": ForeignFlag(remedy="leave it out: GET / lists what there is", neutral=("", "/docs")),
-    "trust_remote_code": _UNREAD,  # code of a model is never run
-    "url_prefix": ForeignFlag(remedy=_PREFIX_HERE, neutral=("",)),
-    "vector_disk_cache": _UNREAD,
-}
+    flags: dict[str, ForeignFlag]
+    bert: dict[str, ForeignFlag]
+    tei_variables: tuple[str, ...]
+    infinity_variables: tuple[str, ...]
 
+
+_OTHERS = msgspec.toml.decode((files("weir.text_server") / "other_servers.toml").read_bytes(), type=_OtherServers)
+OTHER_FLAGS, BERT_FLAGS = _OTHERS.flags, _OTHERS.bert
+_FLAGS = {**OTHER_FLAGS, **BERT_FLAGS}
 MODEL_ID, REVISION, SERVED_NAME = "model_id", "revision", "served_model_name"
-
-# Those of bert-serving-start, with one dash or two. The command line replaces underscores by dashes, so `-max_seq_len` is parsed as `-max-seq-len`. Those that
-# begin with ONE_DASH have one dash only: with two dashes these are names of Weir's settings, and --port has another meaning.
-ONE_DASH = "one_dash_"
 MODEL_DIRECTORY, PREFETCH, VERSION, XLA = "model_dir", ("prefetch", "prefetch_size"), "version", "xla"
-BERT_FLAGS: Mapping[str, ForeignFlag] = {
-    MODEL_DIRECTORY: ForeignFlag(),
-    VERSION: _UNREAD,
-    XLA: _UNREAD,
-    **dict.fromkeys(PREFETCH, ForeignFlag("pipeline_depth")),
-    "max_seq_len": ForeignFlag("max_length", {"NONE": ""}),
-    "cased_tokenization": ForeignFlag("cased", switch="true"),
-    "pooling_layer": ForeignFlag("layers"),
-    "pooling_strategy": ForeignFlag("pooling"),
-    "mask_cls_sep": ForeignFlag("mask_special", switch="true"),
-    "no_special_token": ForeignFlag("word_special_tokens", switch="false"),
-    "no_position_embeddings": ForeignFlag("positions", switch="false"),
-    "show_tokens_to_client": ForeignFlag("zmq_show_tokens", switch="true"),
-    "fixed_embed_length": ForeignFlag("fixed_length", switch="true"),
-    "graph_tmp_dir": ForeignFlag("cache"),
-    "port_in": ForeignFlag("zmq_port"),
-    "port_data": ForeignFlag("zmq_port"),
-    "port_out": ForeignFlag("zmq_port_out"),
-    "port_result": ForeignFlag("zmq_port_out"),
-    "http_port": ForeignFlag("port"),
-    "http_max_connect": ForeignFlag("max_connections"),
-    "cors": ForeignFlag("cors_origins"),
-    "num_worker": ForeignFlag("workers"),
-    "priority_batch_size": ForeignFlag("small_request_size"),
-    "cpu": ForeignFlag("device_map", switch="cpu"),
-    "fp16": ForeignFlag("precision", switch="fp16"),
-    "verbose": ForeignFlag("log_level", switch="debug"),
-    f"{ONE_DASH}port": ForeignFlag("zmq_port"),
-    f"{ONE_DASH}max_batch_size": ForeignFlag("max_batch_size"),
-    f"{ONE_DASH}device_map": ForeignFlag("device_map"),
-    f"{ONE_DASH}gpu_memory_fraction": ForeignFlag("gpu_memory_fraction"),
-    "tuned_model_dir": ForeignFlag(
-        remedy="name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along"
-    ),
-    "ckpt_name": ForeignFlag(remedy="weir embed convert has it, as --checkpoint"),
-    "config_name": ForeignFlag(remedy="the model's directory must have a config.json; weir embed convert writes it"),
-    "num_labels": ForeignFlag(remedy="it is read from the model's files"),
-}
+ONE_DASH = "one_dash_"  # the beginning of the names of flags with one dash only
 BERT_PORT, BERT_PORT_OUT = 5555, 5556  # the default ports of bert-as-service's server and client
 BERT_PORTS = frozenset(("port_in", "port_data", f"{ONE_DASH}port"))
-_FLAGS = {**OTHER_FLAGS, **BERT_FLAGS}
 
-# The variables that are read. Those of TEI have no prefix, so they count only where MODEL_ID names the model; its HOSTNAME, which every container
-# has, never does. Those of infinity may have a value for each model, with ";" between them.
-TEI_VARIABLES = (
-    MODEL_ID, REVISION, SERVED_NAME, "dtype", "pooling", "port", "api_key", "max_concurrent_requests", "max_batch_tokens", "max_batch_requests",
-    "max_client_batch_size", "auto_truncate", "default_prompt", "default_prompt_name", "payload_limit", "json_output", "cors_allow_origin",
-    "dense_path", "otlp_endpoint", "otlp_service_name",
-)  # fmt: skip
+# The variables of TEI have no prefix, so they count only where MODEL_ID names the model; its HOSTNAME, which every container has, never does. Those of
+# infinity may have a value for each model, with ";" between them.
+TEI_VARIABLES, INFINITY_VARIABLES = _OTHERS.tei_variables, _OTHERS.infinity_variables
 INFINITY = "INFINITY_"
-INFINITY_VARIABLES = (
-    MODEL_ID, REVISION, SERVED_NAME, "dtype", "port", "host", "api_key", "log_level", "compile", "batch_size", "device", "device_id",
-    "embedding_dtype", "engine", "max_client_batch_size", "permissive_cors", "pooling_method", "preload_only", "proxy_root_path", "queue_size",
-    "redirect_slash", "url_prefix",
-)  # fmt: skip
 _TRUE, _FALSE = ("true", "t", "1", "yes", "y", "on"), ("false", "f", "0", "no", "n", "off")
 _SUBCOMMAND = "v2"  # of infinity_emb
 
