@@ -6,15 +6,11 @@ Errors name the file, the key, the value and the rule.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from weir.errors import SettingsError
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_BYTES = 64 << 20  # of a JSON file that is read whole; vocabularies are the largest
 
@@ -89,6 +85,11 @@ def read_document(path: Path) -> JsonDocument:
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: must hold a JSON object")
     return JsonDocument(path, values)
+
+
+def read_optional(path: Path) -> JsonDocument:
+    """Read a file as `read_document` does; without a file return an empty document. Raises SettingsError."""
+    return read_document(path) if path.is_file() else JsonDocument(path, {})
 
 
 def read_json(path: Path) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.text_models.formats import JsonDocument, read_document
+from weir.text_models.formats import JsonDocument, read_optional
 
 QUERY = -1  # in place of where a second text begins: the tokens are those of a query of late interaction
 MAXSIM, MEAN_MAXSIM = "maxsim", "meanmaxsim"  # the names of the scores
@@ -188,8 +188,7 @@ def read_multi_vector(
 
 def read_stanford(directory: Path) -> LateInteraction:
     """Return what the file of Stanford's ColBERT next to the weights states; its defaults hold where there is none."""
-    path = directory / METADATA
-    stated = read_document(path) if path.is_file() else JsonDocument(path, {})
+    stated = read_optional(directory / METADATA)
     query, document = (
         stated.text(name, default=default) + " "
         for name, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import SettingsError, add_extra
-from weir.text_models.formats import JsonDocument, Malformed, fields, read_document
+from weir.text_models.formats import JsonDocument, Malformed, fields, read_document, read_optional
 from weir.text_models.texts import TokenizerOptions
 
 
@@ -89,8 +89,7 @@ def _for_deberta(path: Path) -> Any:
     """Return the tokenizer of DeBERTa v2 and v3: ids are numbers of pieces, the file has [CLS], [SEP], [PAD] and [UNK], and [MASK] comes behind them."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    stated = path.with_name("tokenizer_config.json")
-    config = read_document(stated) if stated.is_file() else JsonDocument(stated, {})
+    config = read_optional(path.with_name("tokenizer_config.json"))
     pieces, charsmap = _read_sentencepiece(path)
     numbers = {piece: number for number, (piece, _) in enumerate(pieces)}
     special = [BERT_SPECIAL_TOKENS[role] for role in ("cls", "sep", "pad", "unk")]
@@ -213,8 +212,7 @@ def from_bpe(directory: Path, config: JsonDocument) -> Any:
 
 def _special_tokens(directory: Path, config: JsonDocument, defaults: dict[str, str]) -> dict[str, str]:
     """Return the special tokens by role: from special_tokens_map.json, else from tokenizer_config.json (`config`), else from `defaults`."""
-    path = directory / "special_tokens_map.json"
-    mapped = read_document(path).values if path.is_file() else {}
+    mapped = read_optional(directory / "special_tokens_map.json").values
     special = {}
     for role, default in defaults.items():
         given = mapped.get(f"{role}_token") or config.values.get(f"{role}_token") or default
@@ -273,8 +271,7 @@ def load_tokenizer(directory: Path, options: TokenizerOptions) -> Any:
         raise SettingsError(f"tokenizers is not installed; {add_extra('embed')}") from None
     # Several of our threads call the package already. Threads of its own would double their number, and do not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    path = directory / "tokenizer_config.json"
-    config = read_document(path) if path.is_file() else JsonDocument(path, {})
+    config = read_optional(directory / "tokenizer_config.json")
     with as_settings_error(directory):
         tokenizer = _read(directory, config, options)
     normalizer = tokenizer.normalizer
@@ -360,8 +357,7 @@ TYPED_MODELS = (
 
 def gives_types(directory: Path) -> bool:
     """Return whether the model in `directory` is given the type ids of its tokenizer: as tokenizer_config.json states, or as its class in transformers does."""
-    stated, network = directory / "tokenizer_config.json", directory / "config.json"
-    config = read_document(stated) if stated.is_file() else JsonDocument(stated, {})
+    config, network = read_optional(directory / "tokenizer_config.json"), directory / "config.json"
     if isinstance(names := config.values.get("model_input_names"), list):
         return "token_type_ids" in names
     model = read_document(network).values if network.is_file() else {"model_type": TYPED_MODELS[0]}

@@ -45,7 +45,7 @@ from weir.text_models.checkpoint.weights import (
     open_pickled,
     open_tensors,
 )
-from weir.text_models.formats import JsonDocument, read_document, read_json
+from weir.text_models.formats import JsonDocument, read_document, read_json, read_optional
 from weir.text_models.late_interaction import (
     MASK_MODULE,
     METADATA,
@@ -161,13 +161,30 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     if not (directory / MODULES).is_file():
         return _bare_layout(directory)
     modules = _modules(directory, router)
-    (network_path, first), rest = modules[0], modules[1:]
-    if first == "MLMTransformer" and [kind for _, kind in rest] == ["SpladePooling"]:
-        return _sparse_layout(directory, network_path, directory / rest[0][0])
-    if first == "Transformer" and [kind for _, kind in rest] == ["LogitScore"]:
-        return _answering_layout(directory, network_path, read_document(directory / rest[0][0] / CONFIG))
+    kinds = [kind for _, kind in modules]
+    network, settings = directory / modules[0][0], read_optional(directory / ENCODING_SETTINGS)
+    max_length, lowercase = _text_settings(network)
+    layout = ModelLayout(network, max_length=max_length, lowercase=lowercase)
+    if kinds == ["Transformer", "LogitScore"]:  # a decoder that says yes or no, a CrossEncoder in sentence-transformers
+        config = read_document(directory / modules[1][0] / CONFIG)
+        answers = config.integer("true_token_id", least=0), config.integer("false_token_id", least=0)
+        return replace(layout, files=(directory / MODULES, config.path), answers=answers)
+    prompts, default = _prompts(settings)
+    layout = replace(layout, prompts=prompts, default_prompt=default)
+    if kinds == ["MLMTransformer", "SpladePooling"]:
+        splade = directory / modules[1][0] / CONFIG
+        return replace(layout, splade=splade, files=(directory / MODULES, splade))
+    layout = replace(layout, dimensions=settings.integer("truncate_dim") if "truncate_dim" in settings else None)
+    return _layout_of_vectors(directory, layout, settings, modules, allow_pickle)
+
+
+def _layout_of_vectors(
+    directory: Path, layout: ModelLayout, settings: JsonDocument, modules: list[tuple[str, str]], allow_pickle: bool
+) -> ModelLayout:
+    """Return the layout of a model that makes vectors of texts or of tokens, with what its modules add to `layout`."""
     late = _check_order(directory, [kind for _, kind in modules]) == "tokens"
-    network, static = directory / network_path, first == STATIC_MODULE
+    (_, first), *rest = modules
+    static = first == STATIC_MODULE
     pooled: tuple[Pooling, ...] | None = (Pooling.MEAN,) if static else None
     reads: tuple[Path, int] | None = None
     dense: list[Dense] = []
@@ -183,17 +200,23 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
             layer, path_of_weights = _dense(directory / path, allow_pickle, inputs)
             dense.append(layer)
             files.append(path_of_weights)
-    max_length, lowercase = _text_settings(network)
-    prompts, default, dimensions = _encoding_settings(directory)
-    interaction = _late_interaction(directory, network, rest, prompts) if late else None
+    interaction = _late_interaction(directory, layout, settings, rest) if late else None
+    prompts = layout.prompts
     if interaction is not None:
-        prompts |= {"query": interaction.query, "document": interaction.document}
-        files += [path for path in (directory / ENCODING_SETTINGS, network / TEXT_SETTINGS[0]) if path.is_file()]
-    return ModelLayout(
-        network, pooled, rest[-1][1] == "Normalize" if rest else False, tuple(dense), max_length, lowercase, prompts, default, dimensions,
-        tuple(files), similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction, static=static,
+        prompts = prompts | {"query": interaction.query, "document": interaction.document}
+        files += [path for path in (settings.path, layout.network / TEXT_SETTINGS[0]) if path.is_file()]
+    return replace(
+        layout,
+        pooled=pooled,
+        normalize=bool(rest) and rest[-1][1] == "Normalize",
+        dense=tuple(dense),
+        prompts=prompts,
+        files=tuple(files),
+        similarity=_similarity(settings) if interaction is None else interaction.similarity,
+        late=interaction,
+        static=static,
         reads=reads,
-    )  # fmt: skip
+    )
 
 
 def _check_order(directory: Path, kinds: Sequence[str]) -> str:
@@ -215,7 +238,7 @@ def _check_order(directory: Path, kinds: Sequence[str]) -> str:
 
 def _bare_layout(directory: Path) -> ModelLayout:
     """Return the layout of a network alone; Stanford's ColBERT has late interaction."""
-    config = read_document(directory / CONFIG).values if (directory / CONFIG).is_file() else {}
+    config = read_optional(directory / CONFIG).values
     if config.get("model_type") == MODEL2VEC:
         return ModelLayout(directory, (Pooling.MEAN,), normalize=config.get("normalize") is True, static=True)
     if STANFORD not in (config.get("architectures") or ()):
@@ -227,44 +250,15 @@ def _bare_layout(directory: Path) -> ModelLayout:
 
 
 def _late_interaction(
-    directory: Path, network: Path, rest: Sequence[tuple[str, str]], prompts: Mapping[str, str]
+    directory: Path, layout: ModelLayout, settings: JsonDocument, rest: Sequence[tuple[str, str]]
 ) -> LateInteraction | None:
     """Return how queries and documents become vectors, if PyLate or a MultiVectorEncoder saved the model."""
-    path = directory / ENCODING_SETTINGS
-    settings = read_document(path) if path.is_file() else JsonDocument(path, {})
     masks = [directory / folder / CONFIG for folder, kind in rest if kind == MASK_MODULE]
     if masks:
-        found = network / TEXT_SETTINGS[0]
-        own = read_document(found) if found.is_file() else JsonDocument(found, {})
-        return read_multi_vector(settings, own, read_document(masks[0]), prompts)
+        own = read_optional(layout.network / TEXT_SETTINGS[0])
+        return read_multi_vector(settings, own, read_document(masks[0]), layout.prompts)
     types = [str(module.get("type")) for module in read_json(directory / MODULES)]
-    return read_pylate(settings, types, prompts)
-
-
-def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLayout:
-    """Return the layout of a model of sentence-transformers that makes sparse vectors."""
-    network = directory / network_path
-    max_length, lowercase = _text_settings(network)
-    prompts, default, _ = _encoding_settings(directory)
-    return ModelLayout(
-        network,
-        max_length=max_length,
-        lowercase=lowercase,
-        prompts=prompts,
-        default_prompt=default,
-        splade=pooling / CONFIG,
-        files=(directory / MODULES, pooling / CONFIG),
-    )
-
-
-def _answering_layout(directory: Path, network_path: str, config: JsonDocument) -> ModelLayout:
-    """Return the layout of a decoder of sentence-transformers that says yes or no, a CrossEncoder there."""
-    network = directory / network_path
-    max_length, lowercase = _text_settings(network)
-    answers = config.integer("true_token_id", least=0), config.integer("false_token_id", least=0)
-    return ModelLayout(
-        network, max_length=max_length, lowercase=lowercase, files=(directory / MODULES, config.path), answers=answers
-    )
+    return read_pylate(settings, types, layout.prompts)
 
 
 def _modules(directory: Path, router: str | None) -> list[tuple[str, str]]:
@@ -396,27 +390,19 @@ def _text_settings(network: Path) -> tuple[int | None, bool]:
     return None, False
 
 
-def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int | None]:
-    """Return the prompts by name, the name of the default prompt if any, and how many numbers of a vector are kept (None: all)."""
-    path = directory / ENCODING_SETTINGS
-    if not path.is_file():
-        return {}, None, None
-    settings = read_document(path)
+def _prompts(settings: JsonDocument) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the default prompt if there is one."""
     try:
         prompts = msgspec.convert(settings.values.get("prompts") or {}, dict[str, str])
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{path}: prompts must be texts by name: {error}") from None
+        raise SettingsError(f"{settings.path}: prompts must be texts by name: {error}") from None
     default = settings.text("default_prompt_name") if "default_prompt_name" in settings else None
     if default is not None and default not in prompts:
         raise settings.wrong("default_prompt_name", default, f"must be one of {', '.join(prompts) or 'the prompts'}")
-    return prompts, default, settings.integer("truncate_dim") if "truncate_dim" in settings else None
+    return prompts, default
 
 
-def _similarity(directory: Path) -> str:
-    path = directory / ENCODING_SETTINGS
-    if not path.is_file():
-        return SIMILARITIES[0]
-    settings = read_document(path)
+def _similarity(settings: JsonDocument) -> str:
     stated = settings.text("similarity_fn_name", default=SIMILARITIES[0])
     if stated not in SIMILARITIES:
         raise settings.wrong("similarity_fn_name", stated, f"must be one of {', '.join(SIMILARITIES)}")
@@ -522,17 +508,6 @@ class Checkpoint:
         """What is pooled where the files state nothing, as in sentence-transformers: the last token of a language model that reads from left to right, else
         the mean."""
         return Pooling.SEP if self._says_words else Pooling.MEAN
-
-    @property
-    def outputs(self) -> tuple[Pooling, ...]:
-        """The poolings of the heads that the checkpoint has, in addition to those that make one vector of a text."""
-        heads = self.heads
-        found = {
-            Pooling.SPARSE: heads.words or heads.weights,
-            Pooling.TOKENS: heads.tokens,
-            Pooling.TOKEN_LOGITS: heads.labels,
-        }
-        return tuple(pooling for pooling, head in found.items() if head is not None)
 
     @cached_property
     def _config(self) -> JsonDocument:
