@@ -13,7 +13,7 @@ Matrices have torch's layout [outputs, inputs]. A name "a:1/3" is the second of 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
@@ -459,6 +459,45 @@ def _embedding_size(config: JsonDocument, known: dict[str, Any]) -> int:
     return 0 if size == known["hidden_size"] and known["family"] != "albert" else size
 
 
+class Defaults(NamedTuple):
+    """What the config.json of a family may leave out, and which value then holds. `types` is None for a family without types of tokens."""
+
+    max_length: int
+    types: int | None
+    epsilon: float
+    activation: str
+    pad_id: int = 0
+
+
+DEFAULTS = {
+    "deberta-v2": Defaults(512, 0, 1e-7, "gelu"),
+    "modernbert": Defaults(8192, None, 1e-5, "gelu", 50283),
+    "nomic-bert": Defaults(2048, 2, 1e-12, "silu"),
+    "gte": Defaults(8192, 1, 1e-12, "gelu"),
+    JINA: Defaults(8192, 2, 1e-12, "gelu"),
+    "qwen2": Defaults(32768, None, 1e-6, "silu"),
+    "qwen3": Defaults(32768, None, 1e-6, "silu"),
+    "gemma3": Defaults(32768, None, 1e-6, "gelu_pytorch_tanh"),
+    "eurobert": Defaults(8192, None, 1e-5, "silu"),
+}
+
+
+def _usual_architecture(config: JsonDocument, known: dict[str, Any]) -> Architecture:
+    """Return what all families in DEFAULTS state alike; each adds its own."""
+    usual = DEFAULTS[known["family"]]
+    return Architecture(
+        **known,
+        max_length=config.integer("max_position_embeddings", "n_positions", default=usual.max_length),
+        type_vocab_size=0 if usual.types is None else config.integer("type_vocab_size", default=usual.types, least=0),
+        epsilon=config.number(
+            "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", default=usual.epsilon
+        ),
+        activation=config.text("hidden_activation", "hidden_act", "activation_function", default=usual.activation),
+        pad_id=config.integer("pad_token_id", default=usual.pad_id, least=0),
+        position_table=False,
+    )
+
+
 def _read_deberta(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     if not config.switch("relative_attention"):
         raise config.not_computed("relative_attention", False, "must be true")
@@ -466,19 +505,14 @@ def _read_deberta(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         raise config.not_computed("conv_kernel_size", config.values.get("conv_kernel_size"), "must be 0")
     if config.text("pooler_hidden_act", default="gelu") != "gelu":
         raise config.not_computed("pooler_hidden_act", config.values["pooler_hidden_act"], "must be gelu")
-    positions = config.integer("max_position_embeddings", default=512)
+    usual = _usual_architecture(config, known)
     kinds = config.values.get("pos_att_type") or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     longest = config.integer("max_relative_positions", default=-1, least=-1)
-    longest = positions if longest < 1 else longest
+    longest = usual.max_length if longest < 1 else longest
     buckets = max(config.integer("position_buckets", default=-1, least=-1), 0)
-    return Architecture(
-        **known,
-        max_length=positions,
-        type_vocab_size=config.integer("type_vocab_size", default=0, least=0),
-        epsilon=config.number("layer_norm_eps", default=1e-7),
-        activation=config.text("hidden_act", default="gelu"),
-        pad_id=config.integer("pad_token_id", default=0, least=0),
+    return replace(
+        usual,
         embedding_size=_embedding_size(config, known),
         position_table=config.switch("position_biased_input", default=True),
         distances=Distances(
@@ -533,14 +567,8 @@ def _read_modernbert(config: JsonDocument, known: dict[str, Any]) -> Architectur
     near = config.integer("local_attention", default=128) // 2 + 1
     everywhere = _thetas(config, "full_attention", "global_rope_theta", 160_000.0)
     local = _thetas(config, "sliding_attention", "local_rope_theta", 10_000.0)
-    return Architecture(
-        **known,
-        max_length=config.integer("max_position_embeddings", default=8192),
-        type_vocab_size=0,
-        epsilon=config.number("norm_eps", default=1e-5),
-        activation=config.text("hidden_activation", default="gelu"),
-        pad_id=config.integer("pad_token_id", default=50283, least=0),
-        position_table=False,
+    return replace(
+        _usual_architecture(config, known),
         order="pre",
         final_norm=True,
         gated=True,
@@ -555,19 +583,15 @@ def _read_nomic(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         raise config.wrong("prenorm", True, "must be false, and so must use_rms_norm and rotary_emb_interleaved")
     if config.number("rotary_emb_fraction", default=1.0) != 1.0:
         raise config.wrong("rotary_emb_fraction", config.values["rotary_emb_fraction"], "must be 1")
-    activation = config.text("hidden_act", "activation_function", default="silu")
-    longest = config.integer("max_position_embeddings", "n_positions", default=2048)
+    usual = _usual_architecture(config, known)
+    longest = usual.max_length
     if config.values.get("rotary_scaling_factor"):  # longer texts would change the positions of all tokens
         longest = min(longest, config.integer("max_trained_positions", default=2048))
     theta = config.number("rotary_emb_base", default=0.0001)
-    return Architecture(
-        **known,
+    return replace(
+        usual,
         max_length=longest,
-        type_vocab_size=config.integer("type_vocab_size", default=2, least=0),
-        epsilon=config.number("layer_norm_eps", "layer_norm_epsilon", default=1e-12),
-        activation={"swiglu": "silu", "geglu": "gelu"}.get(activation, activation),
-        pad_id=config.integer("pad_token_id", default=0, least=0),
-        position_table=False,
+        activation={"swiglu": "silu", "geglu": "gelu"}.get(usual.activation, usual.activation),
         gated=True,
         rotary=(Rotary(theta) if theta > 1 else _thetas(config, "full_attention", "rope_theta", 1000.0),)
         * known["layers"],
@@ -587,31 +611,18 @@ def _read_gte(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         rotary = Rotary(config.number("rope_theta", default=10_000.0), factor)
     else:
         rotary = _thetas(config, "full_attention", "rope_theta", 160_000.0 if "rope_parameters" in config else 10_000.0)
-    return Architecture(
-        **known,
-        max_length=config.integer("max_position_embeddings", default=8192),
-        type_vocab_size=config.integer("type_vocab_size", default=1, least=0),
-        epsilon=config.number("layer_norm_eps", default=1e-12),
-        activation=config.text("hidden_act", default="gelu"),
-        pad_id=config.integer("pad_token_id", default=0, least=0),
-        position_table=False,
-        gated=True,
-        rotary=(rotary,) * known["layers"],
-    )
+    return replace(_usual_architecture(config, known), gated=True, rotary=(rotary,) * known["layers"])
 
 
 def _read_jina(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     kind = config.text("feed_forward_type", default="original")
     if kind not in ("geglu", "reglu"):
         raise config.wrong("feed_forward_type", kind, "must be geglu or reglu")
-    return Architecture(
-        **known,
-        max_length=config.integer("model_max_length", "max_position_embeddings", default=8192),
-        type_vocab_size=config.integer("type_vocab_size", default=2, least=0),
-        epsilon=config.number("layer_norm_eps", default=1e-12),
+    usual = _usual_architecture(config, known)
+    return replace(
+        usual,
+        max_length=config.integer("model_max_length", default=usual.max_length),
         activation={"geglu": "gelu", "reglu": "relu"}[kind],
-        pad_id=config.integer("pad_token_id", default=0, least=0),
-        position_table=False,
         gated=True,
         alibi=True,
     )
@@ -641,18 +652,11 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
             else [layer >= from_layer for layer in range(layers)]
         )
         near = config.integer("sliding_window", default=4096)
-    for key in ("attn_logit_softcapping",):
-        if config.values.get(key):
-            raise config.not_computed(key, config.values[key], "must be null")
-    return Architecture(
-        **known,
-        max_length=config.integer("max_position_embeddings", default=32768),
-        type_vocab_size=0,
-        epsilon=config.number("rms_norm_eps", default=1e-6),
-        activation=config.text("hidden_activation", "hidden_act", default="gelu_pytorch_tanh" if gemma else "silu"),
-        pad_id=config.integer("pad_token_id", default=0, least=0),
+    if softcapping := config.values.get("attn_logit_softcapping"):
+        raise config.not_computed("attn_logit_softcapping", softcapping, "must be null")
+    return replace(
+        _usual_architecture(config, known),
         embedding_scale=known["hidden_size"] ** 0.5 if gemma else 1.0,
-        position_table=False,
         order="both" if gemma else "pre",
         final_norm=True,
         rms=True,
@@ -680,14 +684,8 @@ def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     reads = config.text("classifier_pooling", default="late")
     if reads not in EUROBERT_READS:
         raise config.wrong("classifier_pooling", reads, f"must be one of {', '.join(EUROBERT_READS)}")
-    return Architecture(
-        **known,
-        max_length=config.integer("max_position_embeddings", default=8192),
-        type_vocab_size=0,
-        epsilon=config.number("rms_norm_eps", default=1e-5),
-        activation=config.text("hidden_act", default="silu"),
-        pad_id=config.integer("pad_token_id", default=0, least=0),
-        position_table=False,
+    return replace(
+        _usual_architecture(config, known),
         order="pre",
         final_norm=True,
         rms=True,
