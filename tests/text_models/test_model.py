@@ -17,7 +17,7 @@ from weir import Service
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.text_models.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
-from weir.text_models.runtime import Widths, open_runtime
+from weir.text_models.runtime import Inputs, Widths, open_runtime
 from weir.text_models.texts import Tokens
 from weir.workers.run.runner import RunnableModel, Runner
 
@@ -319,9 +319,9 @@ class Noting:
     def __init__(self, runtime: Any, threads: int, used: list[int]) -> None:
         self._runtime, self._threads, self._used = runtime, threads, used
 
-    def run(self, *inputs: Any) -> Any:
+    def run(self, *given: Any) -> Any:
         self._used.append(self._threads)
-        return self._runtime.run(*inputs)
+        return self._runtime.run(*given)
 
 
 class OddRuntime:
@@ -330,18 +330,14 @@ class OddRuntime:
     def __init__(self, runtime: Any, odd: int, number: float) -> None:
         self.device, self._runtime, self._odd, self._number = runtime.device, runtime, odd, number
 
-    def run(self, *inputs: Any) -> Any:
-        return self._changed(self._runtime.run(*inputs), *inputs)
+    def run(self, inputs: Inputs, poolings: Any) -> Any:
+        return [self._changed(result, inputs) for result in self._runtime.run(inputs, poolings)]
 
-    def run_several(self, ids: Any, mask: Any, types: Any, pool: Any, poolings: Any) -> Any:
-        found = self._runtime.run_several(ids, mask, types, pool, poolings)
-        return [self._changed(result, ids, mask, types, pool) for result in found]
-
-    def _changed(self, result: Any, ids: Any, mask: Any, *_: Any) -> Any:
+    def _changed(self, result: Any, inputs: Inputs) -> Any:
         result = np.array(result)
-        result[(ids == self._odd).any(axis=1), ..., -1] = self._number
+        result[(inputs.ids == self._odd).any(axis=1), ..., -1] = self._number
         if result.ndim == 3:
-            result[mask == 0] = self._number
+            result[inputs.mask == 0] = self._number
         return result
 
 

@@ -13,7 +13,7 @@ from weir.errors import SettingsError
 from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
-from weir.text_models.runtime import open_runtime
+from weir.text_models.runtime import Inputs, open_runtime
 from weir.text_models.tokenizer import Tokenizer
 
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
@@ -87,5 +87,5 @@ def test_a_score_is_computed_with_these_types(settings: dict[str, Any], tmp_path
     runtime = open_runtime(
         read_checkpoint(directory), Recipe(Pooling.LOGITS), ComputingSettings(cache=str(tmp_path / "cache"))
     )
-    expected = runtime.run(ids, np.ones_like(ids), types, np.ones(ids.shape, np.float32))
+    (expected,) = runtime.run(Inputs(ids, np.ones_like(ids), types, np.ones(ids.shape, np.float32)))
     np.testing.assert_array_equal(model.predict([read])[0], expected[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.text_models.runtime import EVERY, GAIN, TRIES, Widths, device_for, free_memory, widened
+from weir.text_models.runtime import EVERY, GAIN, TRIES, Inputs, Widths, device_for, free_memory, widened
 
 TWO = [10, 90]  # bytes that are free
 
@@ -54,7 +54,7 @@ class Computer:
         """Compute so many batches; return how many threads computed each."""
         self.used.clear()
         for _ in range(times):
-            self.widths.run(most, [np.zeros((1, length), np.int32)] * 4)
+            self.widths.run(most, Inputs(*[np.zeros((1, length), np.int32)] * 4))
         return list(self.used)
 
 
@@ -66,14 +66,11 @@ class Part:
     def __init__(self, computer: Computer | None, threads: int, most: int = 64) -> None:
         self.computer, self.threads, self.most = computer, threads, most
 
-    def run(self, ids: Any, mask: Any, types: Any, pool: Any) -> Any:
+    def run(self, inputs: Inputs, poolings: Any = ()) -> Any:
         assert self.computer is not None
         self.computer.used.append(self.threads)
-        self.computer.now += self.computer.seconds[self.threads, ids.size]
-        return ids
-
-    def run_several(self, *inputs: Any) -> Any:
-        raise AssertionError
+        self.computer.now += self.computer.seconds[self.threads, inputs.ids.size]
+        return [inputs.ids]
 
     def widened(self, threads: int) -> "Part | None":
         return Part(self.computer, threads) if threads <= self.most else None

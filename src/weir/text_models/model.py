@@ -32,6 +32,7 @@ from weir.text_models.recipe import ModelFiles, read_files
 from weir.text_models.runtime import (
     AUTO,
     CPU,
+    Inputs,
     Widths,
     device_of,
     may_use_gpu,
@@ -195,10 +196,10 @@ class TextEncoder(Model):
                 filling=self._filling,
             )
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
-            if wanted == [_OWN]:
-                results = [self._runtime.run(*inputs) if widths is None else widths.run(threads, inputs)]
+            if widths is not None and wanted == [_OWN]:
+                results = widths.run(threads, inputs)
             else:
-                results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
+                results = self._runtime.run(inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
             odd = _rows_not_finite(results, texts)
             for row, (place, text) in enumerate(zip(places, texts, strict=True)):
@@ -293,15 +294,6 @@ def terms(weights: NDArray[Any], ids: NDArray[Any], unweighted_ids: NDArray[Any]
     return np.stack([found, largest], axis=1).astype(np.float32)
 
 
-class Inputs(NamedTuple):
-    """The arguments of Runtime.run, all [texts, length]."""
-
-    ids: NDArray[Any]
-    mask: NDArray[Any]
-    types: NDArray[Any]
-    pool: NDArray[Any]
-
-
 class TokenIds(NamedTuple):
     """The token ids of one text, int32 [tokens], and the index at which the second text of a pair begins, 0 for a single text."""
 
@@ -383,39 +375,26 @@ def padded_inputs(
 ITEM_RULE = "must be a text, a list of words or of token ids, or an object with `text` and perhaps `pair`"
 
 
-class ItemReader:
+class ItemReader(NamedTuple):
     """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`.
 
     `outputs` are the names of what a text may ask for. Of a pair of late interaction the query has at most `before` tokens, and the document `max_length`.
     """
 
-    def __init__(
-        self,
-        tokenizer: "Tokenizer",
-        *,
-        max_length: int,
-        truncate: bool,
-        vocabulary: int,
-        outputs: Collection[str] = (),
-        before: int = 0,
-    ) -> None:
-        self._outputs = outputs
-        self._before = before
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._truncate = truncate
-        self._vocabulary = vocabulary
+    tokenizer: "Tokenizer"
+    max_length: int
+    truncate: bool
+    vocabulary: int
+    outputs: Collection[str] = ()
+    before: int = 0
 
     def read(self, items: Sequence[Any]) -> list[TokenIds | InvalidRequest]:
         """Return the token ids of each item, or the error in its place. Texts are tokenized in one call."""
-        results: list[Any] = [self._tokens(item) for item in items]
-        texts = [(place, _text(items[place])) for place, result in enumerate(results) if result is None]
-        good = [(place, text) for place, text in texts if not isinstance(text, InvalidRequest)]
-        results_of = dict(texts)
-        if good:
-            results_of |= zip([place for place, _ in good], self._tokenized([text for _, text in good]), strict=True)
-        for place, result in results_of.items():
-            results[place] = result
+        results: list[Any] = [_text(item) if (ids := self._tokens(item)) is None else ids for item in items]
+        texts = [index for index, each in enumerate(results) if not isinstance(each, (TokenIds, InvalidRequest))]
+        if texts:
+            for index, found in zip(texts, self._tokenized([results[each] for each in texts]), strict=True):
+                results[index] = found
         return results
 
     def _tokens(self, item: Any) -> TokenIds | InvalidRequest | None:
@@ -424,7 +403,7 @@ class ItemReader:
         return self._checked(tokens) if isinstance(tokens.ids, bytes) else None
 
     def _tokenized(self, texts: list[Any]) -> "list[TokenIds | InvalidRequest]":
-        found = self._tokenizer.encode(texts, max_length=self._max_length, truncate=self._truncate)
+        found = self.tokenizer.encode(texts, max_length=self.max_length, truncate=self.truncate)
         return [
             each if isinstance(each, InvalidRequest) else TokenIds(np.frombuffer(each.ids, "<i4"), each.second)
             for each in found
@@ -436,15 +415,13 @@ class ItemReader:
                 f"token ids of {len(tokens.ids)} bytes: must be one or more, each an int32 of 4 bytes"
             )
         ids = np.frombuffer(tokens.ids, "<i4")
-        if len(ids) > self._max_length + (self._before if tokens.second else 0):
-            return InvalidRequest(f"{len(ids)} token ids: must be at most {self._max_length}")
-        if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
-            return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self._vocabulary - 1}")
-        unknown = [name for name in tokens.outputs if name not in self._outputs]
+        if len(ids) > self.max_length + (self.before if tokens.second else 0):
+            return InvalidRequest(f"{len(ids)} token ids: must be at most {self.max_length}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self.vocabulary - 1}")
+        unknown = [name for name in tokens.outputs if name not in self.outputs]
         if unknown:
-            return InvalidRequest(
-                f"output {unknown[0]!r}: the model makes {', '.join(self._outputs) or 'none by name'}"
-            )
+            return InvalidRequest(f"output {unknown[0]!r}: the model makes {', '.join(self.outputs) or 'none by name'}")
         return TokenIds(ids, tokens.second, tokens.outputs)
 
 

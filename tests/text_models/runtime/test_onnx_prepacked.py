@@ -10,7 +10,7 @@ from tests.text_models import tiny
 from weir.text_models import ComputingSettings, Pooling, Recipe, WorkerShare
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.cache import graph_file, prune
-from weir.text_models.runtime import onnx
+from weir.text_models.runtime import Inputs, onnx
 from weir.text_models.runtime.onnx import OnnxRuntime, cpu_key, open_onnx
 from weir.text_models.runtime.onnx import prepacked as copy_of
 
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def vectors(runtime: OnnxRuntime) -> Any:
     ids = np.array([[0, 5, 6, 2]], np.int32)
     ones = np.ones_like(ids)
-    return runtime.run(ids, ones, 0 * ones, ones.astype(np.float32))
+    return runtime.run(Inputs(ids, ones, 0 * ones, ones.astype(np.float32)))[0]
 
 
 def opened(checkpoint: Checkpoint, cache: Path, *, packed: bool = True) -> OnnxRuntime:

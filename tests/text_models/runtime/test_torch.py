@@ -18,9 +18,9 @@ from weir.errors import SettingsError
 from weir.text_models import WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
-from weir.text_models.model import Inputs, TokenIds, padded_inputs
+from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.recipe import chosen_recipe
-from weir.text_models.runtime import Runtime, open_runtime
+from weir.text_models.runtime import Inputs, Runtime, open_runtime
 
 pytestmark = WITH_TORCH
 TORCH = ComputingSettings(runtime="torch")
@@ -70,10 +70,10 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
     torch, onnx = both(directory, Recipe(pooling, layers=(-1, -2), mask_special=True), tmp_path)
     assert torch.dimensions == onnx.dimensions
     given = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True)
-    vectors = torch.run(*given)
+    vectors = torch.run(given)[0]
     assert vectors.shape[-1] == torch.dimensions
-    assert cosine(vectors, onnx.run(*given)) > 0.99999
-    assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+    assert cosine(vectors, onnx.run(given)[0]) > 0.99999
+    assert np.allclose(vectors, onnx.run(given)[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", WITH_HEAD)
@@ -89,7 +89,7 @@ def test_both_make_the_same_of_a_text_beside_its_vector(tmp_path: Path) -> None:
     wanted = [recipe.pooling, *recipe.further]
     assert wanted == [Pooling.CLS, Pooling.SPARSE, Pooling.TOKENS]
     torch, onnx = (
-        open_runtime(checkpoint, recipe, ComputingSettings(runtime=kind, cache=str(cache))).run_several(*given, wanted)
+        open_runtime(checkpoint, recipe, ComputingSettings(runtime=kind, cache=str(cache))).run(given, wanted)
         for kind in ("torch", "onnx")
     )
     for one, other in zip(torch, onnx, strict=True):
@@ -103,9 +103,9 @@ def test_what_no_token_attends_to_is_hidden_from_both(directory: Path, tmp_path:
     torch, onnx = both(directory, Recipe(pooling, layers=(-2,), mask_special=True), tmp_path)
     given = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True, hide_special=True)
     seen = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True)
-    vectors = torch.run(*given)
-    assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
-    assert cosine(vectors, torch.run(*seen)) < 0.9999
+    vectors = torch.run(given)[0]
+    assert np.allclose(vectors, onnx.run(given)[0], atol=1e-4)
+    assert cosine(vectors, torch.run(seen)[0]) < 0.9999
 
 
 def test_padding_that_is_written_out_counts_as_in_sentence_transformers(directory: Path, tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_padding_that_is_written_out_counts_as_in_sentence_transformers(director
 def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.model(tmp_path / "plain"))
     given = inputs(checkpoint.architecture.vocab_size, 0)
-    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), TORCH).run(*given)
+    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), TORCH).run(given)[0]
     for window in (1, 4, 9):
         recipe = Recipe(Pooling.HIERARCHICAL, window=window)
-        vectors = open_runtime(checkpoint, recipe, TORCH).run(*given)
+        vectors = open_runtime(checkpoint, recipe, TORCH).run(given)[0]
         expected = [highest_mean(one[:count], window) for one, count in zip(tokens, (7, 12, 3), strict=True)]
         assert np.allclose(vectors, expected, atol=1e-5)
 
@@ -136,21 +136,21 @@ def test_several_poolings_are_joined(tmp_path: Path) -> None:
     plain = tiny.model(tmp_path / "plain")
     torch, onnx = both(plain, Recipe(Pooling.HIERARCHICAL, joined=(Pooling.MAX,), window=3), tmp_path)
     given = inputs(read_checkpoint(plain).architecture.vocab_size, 0)
-    assert np.allclose(torch.run(*given), onnx.run(*given), atol=1e-4)
+    assert np.allclose(torch.run(given)[0], onnx.run(given)[0], atol=1e-4)
 
 
 def test_places_can_be_left_out(directory: Path, tmp_path: Path) -> None:
     architecture = read_checkpoint(directory).architecture
     torch, onnx = both(directory, Recipe(Pooling.MEAN, positions=False), tmp_path)
     given = inputs(architecture.vocab_size, architecture.pad_id)
-    assert cosine(torch.run(*given), onnx.run(*given)) > 0.99999
+    assert cosine(torch.run(given)[0], onnx.run(given)[0]) > 0.99999
 
 
 def test_what_comes_behind_the_pooling_is_the_same(bert: Path, tmp_path: Path) -> None:
     torch, onnx = both(bert, Recipe(Pooling.MEAN, normalize=True, dimensions=7), tmp_path)
     given = inputs(read_checkpoint(bert).architecture.vocab_size, 0)
-    assert torch.run(*given).shape == (3, 7)
-    assert np.allclose(torch.run(*given), onnx.run(*given), atol=1e-5)
+    assert torch.run(given)[0].shape == (3, 7)
+    assert np.allclose(torch.run(given)[0], onnx.run(given)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "least"), [(Precision.FP16, 0.999), (Precision.BF16, 0.99)])
@@ -158,7 +158,7 @@ def test_half_precision_is_near(bert: Path, precision: Precision, least: float) 
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
     half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), TORCH)
-    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, TORCH).run(*given)) > least
+    assert cosine(half.run(given)[0], open_runtime(checkpoint, recipe, TORCH).run(given)[0]) > least
 
 
 def test_eight_bits_are_refused(bert: Path) -> None:
@@ -173,10 +173,10 @@ def test_a_compiled_model_gives_the_same(bert: Path) -> None:
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
     try:
-        compiled = open_runtime(checkpoint, recipe, ComputingSettings(runtime="torch", compile=True)).run(*given)
+        compiled = open_runtime(checkpoint, recipe, ComputingSettings(runtime="torch", compile=True)).run(given)[0]
     except torch._inductor.exc.InductorError as error:
         pytest.skip(f"there is no compiler: {error}")
-    assert cosine(compiled, open_runtime(checkpoint, recipe, TORCH).run(*given)) > 0.99999
+    assert cosine(compiled, open_runtime(checkpoint, recipe, TORCH).run(given)[0]) > 0.99999
 
 
 def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tmp_path: Path) -> None:
     pad_id = read_checkpoint(directory).architecture.pad_id
     inputs = padded_inputs(drawn(7, 40, 1, 23), pad_id=pad_id, mask_special=False)
-    found, expected = (_opened(directory, kind, pooling, tmp_path).run(*inputs) for kind in ("onnx", "torch"))
+    found, expected = (_opened(directory, kind, pooling, tmp_path).run(inputs)[0] for kind in ("onnx", "torch"))
     kept = inputs.mask > 0 if pooling is Pooling.NONE else slice(None)
     assert cosines(found[kept], expected[kept]).min() >= EXACT
     assert np.abs(found[kept] - expected[kept]).max() < 2e-4
@@ -75,7 +75,7 @@ def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any]
         texts.append(TokenIds(np.array([7, 8, 9, 1, 1], np.int32), 0))
     inputs = padded_inputs(texts, pad_id=1, mask_special=False)
     found, expected = (
-        _opened(directory, kind, Pooling.CLASSIFICATION, tmp_path).run(*inputs) for kind in ("onnx", "torch")
+        _opened(directory, kind, Pooling.CLASSIFICATION, tmp_path).run(inputs)[0] for kind in ("onnx", "torch")
     )
     assert np.abs(found - expected).max() < 1e-4
     assert np.ptp(found, axis=0).max() > 0.05  # texts differ
@@ -160,7 +160,7 @@ def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path)
     inputs = padded_inputs(drawn(7, 40, 3), pad_id=1, mask_special=False)
     found = open_runtime(
         checkpoint, Recipe(Pooling.TOKEN_LOGITS), ComputingSettings(runtime="onnx", cache=str(tmp_path))
-    ).run(*inputs)
+    ).run(inputs)[0]
     network = transformers.AutoModelForTokenClassification.from_pretrained(directory)
     ids, mask = (torch.tensor(each).long() for each in (inputs.ids, inputs.mask))
     with torch.inference_mode():

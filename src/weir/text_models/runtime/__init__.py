@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import SettingsError
 from weir.text_models import ALONE, DEFAULT_COMPUTING, ComputingSettings, WorkerShare
@@ -28,6 +28,22 @@ logger = logging.getLogger("weir")
 AUTO, CPU = "auto", "cpu"
 
 
+class Inputs(NamedTuple):
+    """A batch of texts with padding on the right. All arrays are [texts, length].
+
+    Attributes:
+        ids: token ids, int32.
+        mask: 1 for a token, 0 for padding, int32.
+        types: 1 for a token of the second text of a pair, else 0, int32.
+        pool: the weight of a token in the pooling, float32.
+    """
+
+    ids: "NDArray[Any]"
+    mask: "NDArray[Any]"
+    types: "NDArray[Any]"
+    pool: "NDArray[Any]"
+
+
 class Runtime(Protocol):
     """A text encoder that is loaded on a device."""
 
@@ -39,36 +55,14 @@ class Runtime(Protocol):
     def device(self) -> str:
         """The device that computes: "cpu", or "cuda:" and a number."""
 
-    def run(
-        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
-    ) -> "NDArray[Any]":
-        """Compute the vectors of a batch of texts with padding on the right. All arguments are [texts, length].
+    def run(self, inputs: Inputs, poolings: "Sequence[Pooling]" = ()) -> "list[NDArray[Any]]":
+        """Compute the results of several poolings of a batch of texts in one pass. Each is the recipe's own or one that it has in addition; none: its own alone.
 
-        Args:
-            ids: token ids, int32.
-            mask: 1 for a token, 0 for padding, int32.
-            types: 1 for a token of the second text of a pair, else 0, int32.
-            pool: the weight of a token in the pooling, float32.
-
-        Returns:
-            float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE.
+        Returns for each pooling float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE, of any value for padding.
         """
 
     def widened(self, threads: int) -> "Runtime | None":
         """Return the same model with more threads of the CPU, if that takes hardly any memory; else None."""
-
-    def run_several(
-        self,
-        ids: "NDArray[Any]",
-        mask: "NDArray[Any]",
-        types: "NDArray[Any]",
-        pool: "NDArray[Any]",
-        poolings: "Sequence[Pooling]",
-    ) -> "list[NDArray[Any]]":
-        """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has in addition.
-
-        Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.
-        """
 
 
 def free_memory() -> list[int]:
@@ -143,13 +137,13 @@ class Widths:
         self._clock = clock
         self._sizes: defaultdict[int, _Times] = defaultdict(_Times)
 
-    def run(self, most: int, inputs: "Sequence[NDArray[Any]]") -> "NDArray[Any]":
+    def run(self, most: int, inputs: Inputs) -> "list[NDArray[Any]]":
         """Compute a batch as Runtime.run does, with at most `most` threads."""
-        tokens = inputs[0].size
+        tokens = inputs.ids.size
         times = self._sizes[tokens.bit_length()]
         threads = times.choose([count for count in self._runtimes if count <= most])
         began = self._clock()
-        vectors = self._runtimes[threads].run(*inputs)
+        vectors = self._runtimes[threads].run(inputs)
         times.note(threads, (self._clock() - began) / tokens)
         return vectors
 

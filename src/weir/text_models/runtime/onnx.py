@@ -29,7 +29,7 @@ from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
 from weir.text_models.recipe import dense_layers, dimensions_of
-from weir.text_models.runtime import CPU, memory_limit
+from weir.text_models.runtime import CPU, Inputs, memory_limit
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
@@ -39,7 +39,6 @@ Array = NDArray[Any]
 
 DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
 CUDA = "CUDAExecutionProvider"
-INPUTS = ("ids", "mask", "types", "pool")  # in the order of the arguments of Runtime.run
 
 logger = logging.getLogger("weir")
 
@@ -117,27 +116,20 @@ class OnnxRuntime:
             return None
         return OnnxRuntime(self._graph, threads=threads, held=self._held, further=self._further, packed=self._packed)
 
-    def run(self, ids: Array, mask: Array, types: Array, pool: Array) -> Array:
-        """See Runtime. An array that is no input of the graph is not used."""
-        vectors: Array = self._session.run([VECTORS], self._feeds(self._session, ids, mask, types, pool))[0]
-        return vectors
+    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> list[Array]:
+        """See Runtime. An array that is no input of the graph is not used.
 
-    def run_several(
-        self, ids: Array, mask: Array, types: Array, pool: Array, poolings: Sequence[Pooling]
-    ) -> list[Array]:
-        """See Runtime. The graph that makes all outputs is opened at the first call that needs it, where the usual one does not."""
-        names = [pooling.value if pooling in self._further else VECTORS for pooling in poolings]
+        The graph that makes all outputs is opened at the first call that needs it, where the usual one does not.
+        """
+        names = [pooling.value if pooling in self._further else VECTORS for pooling in poolings] or [VECTORS]
         session = self._session
         if not set(names) <= set(self._outputs):
             self._whole = self._whole or self._open(self._graph.with_name(WHOLE))
             session = self._whole
-        found: list[Array] = session.run(names, self._feeds(session, ids, mask, types, pool))
-        return found
-
-    def _feeds(self, session: Any, *arrays: Array) -> dict[str, Array]:
-        named = dict(zip(INPUTS, arrays, strict=True))
         dtypes = self._dtypes if session is self._session else _dtypes_of(session)
-        return {name: named[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+        feeds = {name: getattr(inputs, name).astype(dtype, copy=False) for name, dtype in dtypes.items()}
+        found: list[Array] = session.run(names, feeds)
+        return found
 
 
 def _dtypes_of(session: Any) -> dict[str, Any]:
@@ -250,22 +242,18 @@ class OnnxFileRuntime:
         self.device = device if device == CPU or CUDA in session.get_providers() else CPU
         self.dimensions = dimensions
 
-    def run(self, ids: Array, mask: Array, types: Array, pool: Array) -> Array:
-        """See Runtime."""
-        return self.run_several(ids, mask, types, pool, [self._recipe.pooling])[0]
-
     def widened(self, threads: int) -> None:
         """See Runtime. A file of the repository has its weights in each session."""
 
-    def run_several(
-        self, ids: Array, mask: Array, types: Array, pool: Array, poolings: Sequence[Pooling]
-    ) -> list[Array]:
+    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> list[Array]:
         """See Runtime."""
+        ids, mask, types, pool = inputs
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         given = dict(zip(FILE_INPUTS, (ids, mask, types, places), strict=True))
         feeds: dict[str, Array] = {name: given[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
         value = self._session.run([self._output], feeds)[0].astype(np.float32, copy=False)
-        return [value if pooling in self._recipe.further else self._vectors(value, mask, pool) for pooling in poolings]
+        wanted = poolings or (self._recipe.pooling,)
+        return [value if pooling in self._recipe.further else self._vectors(value, mask, pool) for pooling in wanted]
 
     def _vectors(self, value: Array, mask: Array, pool: Array) -> Array:
         recipe = self._recipe

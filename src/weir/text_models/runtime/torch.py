@@ -7,7 +7,7 @@ from weir.errors import SettingsError, add_extra
 from weir.model import take_any_shape
 from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
 from weir.text_models.recipe import dense_layers, dimensions_of
-from weir.text_models.runtime import CPU
+from weir.text_models.runtime import CPU, Inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -196,43 +196,31 @@ class TorchRuntime:
             value = out if residual is None else out + linear(value, residual)
         return value
 
-    def run(
-        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
-    ) -> "NDArray[Any]":
-        """See Runtime."""
-        return self.run_several(ids, mask, types, pool, [self._recipe.pooling])[0]
-
     def widened(self, threads: int) -> None:
         """See Runtime. Torch has one number of threads for a process."""
 
-    def run_several(
-        self,
-        ids: "NDArray[Any]",
-        mask: "NDArray[Any]",
-        types: "NDArray[Any]",
-        pool: "NDArray[Any]",
-        poolings: Sequence[Pooling],
-    ) -> "list[NDArray[Any]]":
+    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> "list[NDArray[Any]]":
         """See Runtime."""
         with self._torch.inference_mode():
-            inputs = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}
+            ids, mask, types, pool = map(self._tensor, inputs)
+            given = {"input_ids": ids.long(), "attention_mask": mask.long()}
             if self._has_types:
-                inputs["token_type_ids"] = self._tensor(types).long()
-            read, value = self._run_network(inputs)
+                given["token_type_ids"] = types.long()
+            read, value = self._run_network(given)
             results = []
-            for pooling in poolings:
+            for pooling in poolings or (self._recipe.pooling,):
                 further = pooling in self._recipe.further
-                found = self._further(value, pooling) if further else self._own(read, value, inputs, self._tensor(pool))
+                found = self._further(value, pooling) if further else self._own(read, value, mask, pool)
                 results.append(found.cpu().numpy())
             return results
 
-    def _own(self, read: Any, value: Any, inputs: dict[str, Any], pool: Any) -> Any:
+    def _own(self, read: Any, value: Any, mask: Any, pool: Any) -> Any:
         """Return the result of the recipe. `read` is what the model's own head made of a text, None if there is no such."""
         torch, pooling = self._torch, self._recipe.pooling
         if pooling in WITH_CLASSIFIER and pooling is not Pooling.LOGITS:
             read = read.sigmoid() if pooling is Pooling.REGRESSION else read.softmax(dim=-1)
         if read is None:
-            read = pool_all(torch, value, inputs["attention_mask"], pool, self._recipe)
+            read = pool_all(torch, value, mask, pool, self._recipe)
         read = self._through(self._dense, read)
         if self._recipe.dimensions is not None:
             read = read[..., : self._recipe.dimensions]
