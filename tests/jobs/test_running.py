@@ -23,7 +23,7 @@ class Played:
         self, tmp_path: Path, lines: Sequence[bytes], ask: Ask, expires_at: int | None = None, **more: Any
     ) -> None:
         self.account = Account(HttpSettings(max_waiting_bytes=1_000_000))
-        self.store = store = JobStore(tmp_path, max_bytes=1 << 30)
+        self.store = store = JobStore(tmp_path, JobSettings())
         self.runner = JobRunner(store, JobSettings(), ask, max_line=200_000, account=self.account, **more)
         name, path = store.begin_file()
         path.write_bytes(b"\n".join(lines))
@@ -50,7 +50,7 @@ async def answered_at_once(path: str, body: bytes) -> Reply:
 
 async def test_files_go_when_they_expire(tmp_path: Path) -> None:
     now = 100.0
-    store = JobStore(tmp_path, max_bytes=1 << 20)
+    store = JobStore(tmp_path, JobSettings())
     settings = JobSettings(batch_expire_after=0.001)
     runner = JobRunner(store, settings, answered_at_once, max_line=100, clock=lambda: now)
     for expires_at in (100, 1000):

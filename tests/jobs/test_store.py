@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
+from weir.jobs import JobSettings
 from weir.jobs.running import EXPIRED
 from weir.jobs.store import STALE, Answer, Disk, JobRequest, JobStore, StoredFile
 
 
-def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: Any) -> JobStore:
-    return JobStore(tmp_path / "jobs", max_bytes=max_bytes, **bounds)
+def opened(tmp_path: Path, max_bytes: int = 1 << 20, disk: Disk | None = None, **bounds: Any) -> JobStore:
+    return JobStore(tmp_path / "jobs", JobSettings(batch_max_bytes=max_bytes, **bounds), disk)
 
 
 def upload(store: JobStore, body: bytes = b"x" * 10, now: int = 100, expires_at: int = 1000) -> StoredFile:
@@ -142,7 +143,7 @@ def test_only_their_user_can_read_files_and_answers(tmp_path: Path) -> None:
         directory.parent.mkdir()
         if not made:
             directory.mkdir(mode=0o755)
-        store = JobStore(directory, max_bytes=1 << 20)
+        store = JobStore(directory, JobSettings())
         assert store.lead()
         job = begun(store)
         store.put(job, [line(0)])
@@ -155,7 +156,7 @@ def test_only_their_user_can_read_files_and_answers(tmp_path: Path) -> None:
 
 
 def test_the_oldest_job_that_has_ended_makes_room(tmp_path: Path) -> None:
-    store = opened(tmp_path, max_jobs=2)
+    store = opened(tmp_path, batch_max_jobs=2)
     first, second = begun(store), begun(store)
     with pytest.raises(Overloaded, match=r"^2 batch jobs have not ended, must be at most 2 \(batch_max_jobs\)"):
         begun(store)
@@ -167,7 +168,7 @@ def test_the_oldest_job_that_has_ended_makes_room(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded_with_those_that_jobs_will_write(tmp_path: Path) -> None:
-    store = opened(tmp_path, max_files=4)
+    store = opened(tmp_path, batch_max_files=4)
     job = begun(store)
     store.reserve(1)  # one file, and two that the job may write
     store.give_back(1)

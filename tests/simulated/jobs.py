@@ -230,7 +230,7 @@ class JobWorld(World):
 
     def _look(self) -> None:
         """Check what is kept on the disk."""
-        store = JobStore(self.directory, max_bytes=1 << 30)
+        store = JobStore(self.directory, JobSettings())
         store.disk = SimulatedDisk(self.storage, lambda: None)
         try:
             store.clean(int(self.wall()) + STALE + 1, 0)

@@ -88,7 +88,7 @@ async def run(
     Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run, or of this one, such as a full disk.
     """
     directory = Path(f"{output}{STATE}")
-    runner = JobRunner(JobStore(directory, max_bytes=settings.batch_max_bytes), settings, ask, max_line=max_line)
+    runner = JobRunner(JobStore(directory, settings), settings, ask, max_line=max_line)
     store = runner.store
     try:
         if not await runner.use(store.lead):

@@ -278,27 +278,17 @@ class JobRoutes:
         self._endpoints = endpoints
         self._clock = clock
         self._disk = Disk() if disk is None else disk
-        self._store = self._opened(settings.batch_dir)
+        self._store = JobStore(settings.batch_dir, settings, self._disk)
         self._thread = ThreadPoolExecutor(1, "weir-files")
         self._made: JobRunner | None = None
         self._shown: Mapping[str, Any] | None = None
         self._showing: asyncio.Task[None] | None = None
 
-    def _opened(self, directory: str) -> JobStore:
-        settings = self._settings
-        return JobStore(
-            directory,
-            max_bytes=settings.batch_max_bytes,
-            max_files=settings.batch_max_files,
-            max_jobs=settings.batch_max_jobs,
-            disk=self._disk,
-        )
-
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
         assert self._settings.batch_dir is not None
         self._made = JobRunner(
-            self._opened(self._settings.batch_dir),
+            JobStore(self._settings.batch_dir, self._settings, self._disk),
             self._settings,
             self._ask,
             max_line=self._http.max_body_size,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
+from weir.jobs import JobSettings
 
 _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}  # the errors of file systems that do not make names durable
 
@@ -165,20 +166,16 @@ class Answer(NamedTuple):
 
 
 class JobStore:
-    """The jobs and files in `directory`, which is made if it is missing. At most `max_bytes`, `max_files` and `max_jobs` are kept.
+    """The jobs and files in `directory`, which is made if it is missing. At most as many bytes, files and jobs are kept as `settings` state.
 
     Raises SettingsError if the directory cannot be used.
     """
 
-    def __init__(
-        self, directory: str | Path, *, max_bytes: int, max_files: int = 10_000, max_jobs: int = 1000, disk: Disk | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: str | Path, settings: JobSettings, disk: Disk | None = None) -> None:
         self.disk = Disk() if disk is None else disk
         self._directory = Path(directory)
         self._files = self._directory / "files"
-        self._max_bytes = max_bytes
-        self._max_files = max_files
-        self._max_jobs = max_jobs
+        self._limits = settings
         self._reserved = 0  # bytes of uploads under way
         self._lock: BinaryIO | None = None
         try:
@@ -236,15 +233,15 @@ class JobStore:
 
     def check_room(self, size: int) -> None:
         """Raise Overloaded if there is no room for `size` more bytes now, and TooLarge if there never will be."""
-        if size > self._max_bytes:
-            raise TooLarge(f"file of {size} bytes: must be at most {self._max_bytes} (batch_max_bytes)")
+        if size > self._limits.batch_max_bytes:
+            raise TooLarge(f"file of {size} bytes: must be at most {self._limits.batch_max_bytes} (batch_max_bytes)")
         self._check_files(1)
         self._check_bytes(self.kept_bytes + self._reserved, size)
 
     def _check_bytes(self, used: int, size: int) -> None:
-        if used + size > self._max_bytes:
+        if used + size > self._limits.batch_max_bytes:
             raise Overloaded(
-                f"files of batch jobs take {used} bytes, {size} more would exceed {self._max_bytes} (batch_max_bytes); delete some",
+                f"files of batch jobs take {used} bytes, {size} more would exceed {self._limits.batch_max_bytes} (batch_max_bytes); delete some",
                 retry_after=60.0,
             )
 
@@ -252,23 +249,23 @@ class JobStore:
         """Raise Overloaded if `more` files would be too many in addition to those that are kept and those that active jobs may write."""
         (kept,) = self._database.execute("SELECT count(*) FROM files").fetchone()
         files = kept + len(_OUTPUTS) * len(self.active())
-        if files + more > self._max_files:
+        if files + more > self._limits.batch_max_files:
             raise Overloaded(
-                f"there are {files} files of batch jobs, must be at most {self._max_files} (batch_max_files); delete some",
+                f"there are {files} files of batch jobs, must be at most {self._limits.batch_max_files} (batch_max_files); delete some",
                 retry_after=60.0,
             )
 
     def _make_room(self, database: sqlite3.Connection) -> None:
         """Remove the oldest job that has ended if there are as many as may be kept. Raises Overloaded if none has ended."""
         (kept,) = database.execute("SELECT count(*) FROM jobs").fetchone()
-        if kept < self._max_jobs:
+        if kept < self._limits.batch_max_jobs:
             return
         removed = database.execute(
             f"DELETE FROM jobs WHERE rowid = (SELECT min(rowid) FROM jobs WHERE status NOT IN ({_MARKS}))", ACTIVE
         )
         if not removed.rowcount:
             raise Overloaded(
-                f"{kept} batch jobs have not ended, must be at most {self._max_jobs} (batch_max_jobs); wait or cancel some",
+                f"{kept} batch jobs have not ended, must be at most {self._limits.batch_max_jobs} (batch_max_jobs); wait or cancel some",
                 retry_after=60.0,
             )
 
@@ -448,8 +445,8 @@ class JobStore:
     def put(self, job: str, answers: Sequence[Answer]) -> None:
         """Store answers, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
-        if self.kept_bytes + size > self._max_bytes:
-            raise TooLarge(f"the responses would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
+        if self.kept_bytes + size > self._limits.batch_max_bytes:
+            raise TooLarge(f"the responses would exceed {self._limits.batch_max_bytes} bytes in all (batch_max_bytes)")
         with self._transaction() as database:
             for number, status, line in answers:
                 changed = database.execute(
