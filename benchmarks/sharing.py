@@ -32,7 +32,7 @@ from weir.bench.vectors import RunningServer, text_server
 from weir.errors import DeadlineExceeded, WeirError
 from weir.messages import Batch
 from weir.testing import FakeClock, FakeExecutor, whole
-from weir.text_models.texts import Text, TokenizeOptions
+from weir.text_models.texts import Text, TokenRule
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import TextQuery
 from weir.text_server.tokenizing import TokenizerThreads
@@ -157,20 +157,16 @@ class Read(NamedTuple):
 class Lengths:
     """A tokenizer of texts that say whose they are and how long: "client number length"."""
 
-    def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Any]:
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Any]:
         """Read texts."""
         said = [str(text).split() for text in texts]
         return [Read(int(client).to_bytes(4, "little") * int(length)) for client, _, length in said]
 
-    def at_once(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Any]:
+    def at_once(self, texts: Sequence[Text], rule: TokenRule) -> list[Any]:
         """Do what `encode` does."""
-        return self.encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+        return self.encode(texts, rule)
 
-    def split(self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions) -> list[Any]:
+    def split(self, text: Text, rule: TokenRule) -> list[Any]:
         """Nobody asks."""
         return []
 

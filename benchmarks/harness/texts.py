@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.servers import Server, ask, python_of, script, serving
 from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.texts import TokenRule
 from weir.text_server.server_settings import INSTALL, installed_model
 
 TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
@@ -61,7 +62,7 @@ def sentences() -> list[str]:
 def lengths(texts: Sequence[str]) -> list[int]:
     """Return how many tokens the model reads of each text, in order of length."""
     checkpoint = read_checkpoint(model_directory())
-    found = checkpoint.tokenizer().encode(texts, max_length=checkpoint.max_length, truncate=True)
+    found = checkpoint.tokenizer().encode(texts, TokenRule(checkpoint.max_length))
     return sorted(len(each.ids) // 4 for each in found if not isinstance(each, Exception))
 
 

@@ -21,6 +21,7 @@ from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.graph import FUSED as FUSED_DOMAIN
 from weir.text_models.graph import Numbers
 from weir.text_models.graph.layers import PARTS, EncoderLayers
+from weir.text_models.texts import TokenRule
 
 Array = NDArray[Any]
 TEXTS, MOST_TOKENS, TOGETHER = 96, 256, 8
@@ -97,7 +98,7 @@ def _encode(session: Any, texts: Sequence[Array]) -> Array:
 
 
 def _texts() -> list[Array]:
-    found = _checkpoint().tokenizer().encode(paragraphs()[::37][:TEXTS], max_length=MOST_TOKENS, truncate=True)
+    found = _checkpoint().tokenizer().encode(paragraphs()[::37][:TEXTS], TokenRule(MOST_TOKENS))
     texts: list[Array] = [np.frombuffer(each.ids, dtype="<i4") for each in found if not isinstance(each, Exception)]
     return sorted(texts, key=len)
 

@@ -12,6 +12,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Form, Wakeup
 from weir.policy.rules import Greedy
+from weir.text_models.texts import TokenRule
 from weir.text_server.calibration import PADDING_SHARE
 
 WAITING = (16, 64, 256, 512, 10_000)
@@ -80,7 +81,7 @@ def token_counts(texts: Sequence[str]) -> list[int]:
     folder = installed_model()
     if folder is None:
         raise SettingsError(f"the model whose tokens are counted is not installed: {INSTALL}")
-    found = read_checkpoint(folder).tokenizer().encode(texts, max_length=MOST_TOKENS, truncate=True)
+    found = read_checkpoint(folder).tokenizer().encode(texts, TokenRule(MOST_TOKENS))
     return [len(each.ids) // 4 for each in found if not isinstance(each, Exception)]
 
 

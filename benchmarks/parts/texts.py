@@ -43,7 +43,7 @@ from weir.testing import FakeExecutor
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 from weir.text_models.packing import written_numbers
-from weir.text_models.texts import NO_TOKENIZE_OPTIONS
+from weir.text_models.texts import TokenRule
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import HttpTexts, HttpWork
@@ -414,10 +414,8 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
     """Return the microseconds of each phase for a text of this kind."""
     checkpoint = read_checkpoint(model_directory())
     tokenizer = checkpoint.tokenizer()
-    at_once = partial(
-        tokenizer.at_once, max_length=checkpoint.max_length, truncate=True, tokenize_options=NO_TOKENIZE_OPTIONS
-    )
-    tokenizer.encode(KINDS[kind](), max_length=checkpoint.max_length)
+    at_once = partial(tokenizer.at_once, rule=TokenRule(checkpoint.max_length))
+    tokenizer.encode(KINDS[kind](), TokenRule(checkpoint.max_length))
     texts = [text for text in KINDS[kind]() if at_once([text]) is not None]  # the others have signs that no word has
     bodies = [json.dumps({"input": text, "model": MODEL}).encode() for text in texts]
     vector = np.random.default_rng(0).standard_normal(384).astype(np.float32)

@@ -13,6 +13,7 @@ from weir.text_models.checkpoint.families import read_architecture, read_family
 from weir.text_models.checkpoint.reading import read_layout
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import read_document
+from weir.text_models.texts import TokenRule
 from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.convert import Bundle
 
@@ -77,7 +78,7 @@ CHECKPOINTS: dict[str, Callable[[bytes], None]] = {
 
 def _read_texts(directory: Path) -> None:
     tokenizer = Tokenizer(directory)
-    for found in tokenizer.encode(TEXTS, max_length=16):
+    for found in tokenizer.encode(TEXTS, TokenRule(16)):
         assert isinstance(found, InvalidRequest) or len(found.ids) <= 4 * 16
 
 

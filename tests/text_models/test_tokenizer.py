@@ -3,6 +3,7 @@
 import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.tokens.reading import ids, rule
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.texts import Tokenized, TokenizeOptions, TokenizerOptions
+from weir.text_models.texts import Tokenized, TokenizerOptions, TokenRule
 from weir.text_models.tokenizer import Tokenizer, pair_lengths
 
 
@@ -54,15 +55,15 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("text", "expected"), BAD, ids=[expected[:40] for _, expected in BAD])
 def test_a_bad_text_fails_alone(text: Any, expected: str, tokenizer: Tokenizer) -> None:
-    good, bad, other = tokenizer.encode(["do it", text, "do it"], max_length=64)
+    good, bad, other = tokenizer.encode(["do it", text, "do it"], TokenRule(64))
     assert expected in rule(bad)
     assert len(rule(bad)) < 200
-    assert ids(good) == ids(other) == ids(tokenizer.encode(["do it"], max_length=64)[0])
+    assert ids(good) == ids(other) == ids(tokenizer.encode(["do it"], TokenRule(64))[0])
 
 
 def test_kinds_of_text_may_be_mixed(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode([], max_length=64) == []
-    found = tokenizer.encode(["do it", ("do", "it"), ["do", "it"], [2, 10, 3]], max_length=64)
+    assert tokenizer.encode([], TokenRule(64)) == []
+    found = tokenizer.encode(["do it", ("do", "it"), ["do", "it"], [2, 10, 3]], TokenRule(64))
     tokens = [tokenizer.tokens(text.ids) for text in found if isinstance(text, Tokenized)]
     one = ["[CLS]", "do", "it", "[SEP]"]
     assert tokens[:3] == [one, ["[CLS]", "do", "[SEP]", "it", "[SEP]"], one]
@@ -72,12 +73,12 @@ def test_kinds_of_text_may_be_mixed(tokenizer: Tokenizer) -> None:
 
 
 def test_a_text_is_cut_only_where_that_is_allowed(tokenizer: Tokenizer) -> None:
-    fits, long = tokenizer.encode(["a b c", "a b c d"], max_length=5)
+    fits, long = tokenizer.encode(["a b c", "a b c d"], TokenRule(5))
     assert isinstance(fits, Tokenized) and not fits.truncated
     assert isinstance(long, Tokenized) and long.truncated
     assert tokenizer.tokens(long.ids) == ["[CLS]", "a", "b", "c", "[SEP]"]
     fits, long, pair, numbers = tokenizer.encode(
-        ["a b c", "a b c d", ("a", "b c"), [2, 9, 9, 9, 9, 3]], max_length=5, truncate=False
+        ["a b c", "a b c d", ("a", "b c"), [2, 9, 9, 9, 9, 3]], TokenRule(5, truncate=False)
     )
     assert isinstance(fits, Tokenized)
     for refused in (long, pair, numbers):
@@ -87,22 +88,22 @@ def test_a_text_is_cut_only_where_that_is_allowed(tokenizer: Tokenizer) -> None:
 def test_token_ids_that_are_cut_keep_the_special_token_at_the_end(tokenizer: Tokenizer) -> None:
     given = [[2, 10, 11, 12, 3], [10, 11, 12, 13, 14]]
     for left, expected in ((False, [[2, 10, 11, 3], [10, 11, 12, 13]]), (True, [[2, 11, 12, 3], [11, 12, 13, 14]])):
-        found = tokenizer.encode(given, max_length=4, tokenize_options=TokenizeOptions(truncate_left=left))
+        found = tokenizer.encode(given, TokenRule(4, truncate_left=left))
         assert [ids(each) for each in found] == expected
 
 
 def test_a_length_without_room(tokenizer: Tokenizer) -> None:
     for text in ("do it", ("do", "it"), ["do", "it"]):
-        assert "must leave room" in rule(tokenizer.encode([text], max_length=2)[0])
+        assert "must leave room" in rule(tokenizer.encode([text], TokenRule(2))[0])
 
 
 def test_words_that_are_tokens_stay_what_they_are(directory: Path) -> None:
     given = ["do", "##ing", "[MASK]", "weirs", "Do"]
-    split = Tokenizer(directory).encode([given], max_length=64)[0]
+    split = Tokenizer(directory).encode([given], TokenRule(64))[0]
     assert isinstance(split, Tokenized)
     assert Tokenizer(directory).tokens(split.ids) == ["[CLS]", "do", "##ing", "[MASK]", "weir", "##s", "do", "[SEP]"]
     whole = Tokenizer(directory, TokenizerOptions(whole_words=True))
-    one_each = whole.encode([given], max_length=64)[0]
+    one_each = whole.encode([given], TokenRule(64))[0]
     assert isinstance(one_each, Tokenized)
     assert whole.tokens(one_each.ids) == ["[CLS]", "do", "##ing", "[MASK]", "[UNK]", "[UNK]", "[SEP]"]
 
@@ -111,19 +112,19 @@ def test_pairs_in_one_text_on_request(directory: Path, tokenizer: Tokenizer) -> 
     asked = Tokenizer(directory, TokenizerOptions(pair_separator=" ||| "))
     with pytest.raises(SettingsError, match="must have characters other than spaces"):
         Tokenizer(directory, TokenizerOptions(pair_separator=" "))
-    pair = tokenizer.encode([("do it", "right now")], max_length=64)[0]
+    pair = tokenizer.encode([("do it", "right now")], TokenRule(64))[0]
     for text in ("do it ||| right now", "do it  |||  right now", ["do", "it", "|||", "right", "now"]):
-        assert asked.encode([text], max_length=64)[0] == pair
+        assert asked.encode([text], TokenRule(64))[0] == pair
     for text in ("do it|||right now", "||| right", "do |||", " ||| ", "do | it"):
-        assert asked.encode([text], max_length=64) == tokenizer.encode([text], max_length=64)
-    assert "there must be words on both sides" in rule(asked.encode([["|||", "a"]], max_length=64)[0])
-    whole = tokenizer.encode(["do it ||| right now"], max_length=64)[0]
+        assert asked.encode([text], TokenRule(64)) == tokenizer.encode([text], TokenRule(64))
+    assert "there must be words on both sides" in rule(asked.encode([["|||", "a"]], TokenRule(64))[0])
+    whole = tokenizer.encode(["do it ||| right now"], TokenRule(64))[0]
     assert ids(whole).count(tokenizer.sep_id) == 1
 
 
 def test_without_special_tokens(directory: Path) -> None:
     bare = Tokenizer(directory, TokenizerOptions(special_tokens=False))
-    found = bare.encode(["do it", ("do", "it"), " "], max_length=2)
+    found = bare.encode(["do it", ("do", "it"), " "], TokenRule(2))
     assert bare.tokens(ids(found[0])) == bare.tokens(ids(found[1])) == ["do", "it"]
     assert rule(found[2]) == "the text has no tokens, and none are added"
     assert (bare.cls_id, bare.sep_id, bare.pad_id) == (2, 3, 0)
@@ -132,18 +133,16 @@ def test_without_special_tokens(directory: Path) -> None:
 
 def test_a_list_of_tokens_may_stay_alone(directory: Path) -> None:
     bare = Tokenizer(directory, TokenizerOptions(word_special_tokens=False))
-    stock = TokenizeOptions(whole_words=True)
-    words, text, pair = bare.encode(
-        [["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], max_length=3, tokenize_options=stock
-    )
+    stock = partial(TokenRule, whole_words=True)
+    words, text, pair = bare.encode([["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], stock(3))
     assert bare.tokens(ids(words)) == ["do", "it", "[UNK]"]
     assert bare.tokens(ids(text)) == ["[CLS]", "do", "[SEP]"]
     assert rule(pair).startswith("max_length=3")
-    (pair,) = bare.encode([["do", "|||", "it"]], max_length=8, tokenize_options=stock)
+    (pair,) = bare.encode([["do", "|||", "it"]], stock(8))
     assert bare.tokens(ids(pair)) == ["[CLS]", "do", "[SEP]", "it", "[SEP]"]
-    (cut,) = bare.encode([["do"]], max_length=8)  # words of other dialects are text
+    (cut,) = bare.encode([["do"]], TokenRule(8))  # words of other dialects are text
     assert bare.tokens(ids(cut)) == ["[CLS]", "do", "[SEP]"]
-    pieces = bare.split(["do", "it"] * 3, max_length=4, tokenize_options=stock)
+    pieces = bare.split(["do", "it"] * 3, stock(4))
     assert isinstance(pieces, list) and [len(ids(piece)) for piece in pieces] == [4, 2]
 
 
@@ -154,12 +153,12 @@ LONG = [SENTENCE * 100, "x" * 9000, "水" * 3000, " " * 9000 + "do it", ("a" * 9
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_reading_a_part_gives_what_cutting_the_whole_gives(family: str, left: bool, tmp_path: Path) -> None:
-    tokenizer, options = Tokenizer(tiny.model(tmp_path, family)), TokenizeOptions(truncate_left=left)
+    tokenizer, options = Tokenizer(tiny.model(tmp_path, family)), partial(TokenRule, truncate_left=left)
     template = tokenizer.template
     for text in LONG:
         whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
         for length in (8, 16, 64):
-            cut, pair = tokenizer.encode([text, (text, text)], max_length=length, tokenize_options=options)
+            cut, pair = tokenizer.encode([text, (text, text)], options(length))
             assert isinstance(cut, Tokenized)
             assert ids(cut)[1:-1] == (whole[-(length - 2) :] if left else whole[: length - 2])
             assert cut.truncated == (len(whole) > length - 2)
@@ -179,7 +178,7 @@ def test_what_is_cut_at_the_left_is_what_the_library_cuts(tokenizer: Tokenizer) 
             backend.enable_truncation(length, strategy="longest_first", direction="left")
             expected = backend.encode(*pair).ids
             backend.no_truncation()
-            found = tokenizer.encode([pair], max_length=length, tokenize_options=TokenizeOptions(truncate_left=True))
+            found = tokenizer.encode([pair], TokenRule(length, truncate_left=True))
             assert ids(found[0]) == expected
 
 
@@ -205,9 +204,9 @@ def test_ids_are_put_together_again(tokenizer: Tokenizer) -> None:
 
 def test_a_megabyte_in_one_text(tokenizer: Tokenizer) -> None:
     text = (SENTENCE * 12_000)[: 1 << 20]
-    cut, word = tokenizer.encode([text, "x" * (1 << 20)], max_length=64)
-    (refused,) = tokenizer.encode([text], max_length=64, truncate=False)
-    assert ids(cut)[:-1] == ids(tokenizer.encode([SENTENCE * 20], max_length=64)[0])[:-1]
+    cut, word = tokenizer.encode([text, "x" * (1 << 20)], TokenRule(64))
+    (refused,) = tokenizer.encode([text], TokenRule(64, truncate=False))
+    assert ids(cut)[:-1] == ids(tokenizer.encode([SENTENCE * 20], TokenRule(64))[0])[:-1]
     assert ids(word) == [2, 1, 3]
     assert "has more than the 64 tokens" in rule(refused)
 
@@ -238,9 +237,9 @@ def test_of_millions_of_characters_only_those_are_read_that_can_count(
     for name, text in MILLIONS.items():
         if family == "xlm-roberta" and name in UNKNOWN:
             continue
-        expected = ids(tokenizer.encode([text[:4000] + ("do it" if name == "spaces" else "")], max_length=32)[0])
+        expected = ids(tokenizer.encode([text[:4000] + ("do it" if name == "spaces" else "")], TokenRule(32))[0])
         read.clear()
-        assert ids(tokenizer.encode([text], max_length=32)[0]) == expected, name
+        assert ids(tokenizer.encode([text], TokenRule(32))[0]) == expected, name
         assert sum(read) < 400_000, name
 
 
@@ -249,21 +248,21 @@ def test_a_pickled_tokenizer_is_the_same(directory: Path) -> None:
     before = Tokenizer(directory, options, vocab_size=200)
     after = pickle.loads(pickle.dumps(before))
     assert (after.options, after.vocab_size) == (options, 200)
-    assert after.encode(["do it ||| now"], max_length=9) == before.encode(["do it ||| now"], max_length=9)
+    assert after.encode(["do it ||| now"], TokenRule(9)) == before.encode(["do it ||| now"], TokenRule(9))
 
 
 def test_threads_share_one(tokenizer: Tokenizer) -> None:
     texts = [f"do it {place} times" for place in range(200)]
-    wanted = {length: tokenizer.encode(texts, max_length=length) for length in (5, 6, 64)}
+    wanted = {length: tokenizer.encode(texts, TokenRule(length)) for length in (5, 6, 64)}
     with ThreadPoolExecutor(4) as pool:
-        found = [(length, pool.submit(tokenizer.encode, texts, max_length=length)) for length in (5, 6, 64) * 5]
+        found = [(length, pool.submit(tokenizer.encode, texts, TokenRule(length))) for length in (5, 6, 64) * 5]
         assert all(answer.result() == wanted[length] for length, answer in found)
 
 
 def test_case_is_what_the_files_say_unless_chosen(tmp_path: Path) -> None:
     def tokens(**options: Any) -> list[str]:
         tokenizer = Tokenizer(tmp_path, TokenizerOptions(special_tokens=False, **options))
-        return tokenizer.tokens(ids(tokenizer.encode(["The fox"], max_length=64)[0]))
+        return tokenizer.tokens(ids(tokenizer.encode(["The fox"], TokenRule(64))[0]))
 
     tiny_tokens.write_vocabulary(tmp_path)
     assert tokens() == ["the", "fox"]
@@ -288,7 +287,7 @@ def test_cutting_and_padding_in_the_file_do_not_count(tmp_path: Path) -> None:
     tokenizer.backend.enable_truncation(4)
     tokenizer.backend.enable_padding(length=128)
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    assert len(ids(Tokenizer(tmp_path).encode(["a b c d e"], max_length=64)[0])) == 7
+    assert len(ids(Tokenizer(tmp_path).encode(["a b c d e"], TokenRule(64))[0])) == 7
 
 
 @pytest.mark.parametrize(
@@ -337,10 +336,10 @@ def test_a_token_without_a_row_is_refused_in_the_text_that_contains_it(family: s
     path.write_text(json.dumps(made))
     tokenizer = Tokenizer(tmp_path, vocab_size=size)
     texts = ["first do it", "first <image_soft_token> do", ("it", "<image_soft_token>"), ["first", "do"]]
-    found = tokenizer.encode(texts, max_length=30)
+    found = tokenizer.encode(texts, TokenRule(30))
     assert [isinstance(each, InvalidRequest) for each in found] == [False, True, True, False]
     said = f"the text contains '<image_soft_token>', the token {size}, and the weights have {size} words: leave it out"
-    pieces = tokenizer.split("first <image_soft_token> do", max_length=30)
+    pieces = tokenizer.split("first <image_soft_token> do", TokenRule(30))
     assert isinstance(pieces, InvalidRequest)
     assert rule(found[1]) == pieces.message == said
     with pytest.raises(SettingsError, match=r"are of different models"):  # it is around every text

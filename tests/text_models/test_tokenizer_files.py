@@ -11,6 +11,7 @@ from tests.text_models.tokens.reading import ids
 from tests.text_server.bert_as_service.bundles import field, varint
 
 from weir.errors import SettingsError
+from weir.text_models.texts import TokenRule
 from weir.text_models.tokenizer import Tokenizer
 
 NAME = "sentencepiece.bpe.model"
@@ -37,7 +38,7 @@ def test_xlm_r(tmp_path: Path) -> None:
     assert after.vocabulary == before.vocabulary
     assert after.special_ids == before.special_ids
     for texts in (TEXTS, PAIRS):
-        assert after.encode(texts, max_length=64) == before.encode(texts, max_length=64)
+        assert after.encode(texts, TokenRule(64)) == before.encode(texts, TokenRule(64))
 
 
 def test_camembert(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_camembert(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (5, 6, 1)
     assert tokenizer.vocab_size == len(pieces) - 1 + 5 + 1
-    assert tokenizer.tokens(ids(tokenizer.encode(["first do it"], max_length=64)[0])) == [
+    assert tokenizer.tokens(ids(tokenizer.encode(["first do it"], TokenRule(64))[0])) == [
         "<s>",
         "▁first",
         "▁do",
@@ -65,13 +66,13 @@ def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (1, 2, 0)
     assert tokenizer.vocabulary["[MASK]"] == len(pieces)
-    read = tokenizer.encode(["  first do   it! ", ("do", "it"), "Do"], max_length=64)
+    read = tokenizer.encode(["  first do   it! ", ("do", "it"), "Do"], TokenRule(64))
     one, pair, odd = [tokenizer.tokens(ids(each)) for each in read]
     assert one == ["[CLS]", "\u2581first", "\u2581do", "\u2581it", "!", "[SEP]"]
     assert pair == ["[CLS]", "\u2581do", "[SEP]", "\u2581it", "[SEP]"]
     assert "[UNK]" in odd
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "split_by_punct": true}')
-    (lower,) = Tokenizer(tmp_path).encode(["DO"], max_length=64)
+    (lower,) = Tokenizer(tmp_path).encode(["DO"], TokenRule(64))
     assert tokenizer.tokens(ids(lower)) == ["[CLS]", "\u2581do", "[SEP]"]
     (tmp_path / "spm.model").write_bytes(b"".join(pieces[1:]) + trained)
     with pytest.raises(SettingsError, match=r"spm.model: has no piece '\[PAD\]'"):

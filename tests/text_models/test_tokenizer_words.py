@@ -10,7 +10,7 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.tokens.reading import rule
 
 from weir.text_models import tokenizer as words_module
-from weir.text_models.texts import NO_TOKENIZE_OPTIONS
+from weir.text_models.texts import TokenRule
 from weir.text_models.tokenizer import LONGEST_KNOWN, LONGEST_TEXT, NEW_AT_ONCE, KnownWords, Tokenizer
 
 ODD = [chr(code) for code in (*range(1, 0x250), *range(0x2000, 0x2070), 0x301, 0x338, 0x4E2D, 0x1F600, 0xFEFF)]
@@ -26,7 +26,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def at_once(tokenizer: Tokenizer, texts: list[Any], max_length: int = 50) -> Any:
-    return tokenizer.at_once(texts, max_length=max_length, truncate=True, tokenize_options=NO_TOKENIZE_OPTIONS)
+    return tokenizer.at_once(texts, TokenRule(max_length))
 
 
 def test_the_tokens_of_words_are_those_of_the_text(tokenizer: Tokenizer) -> None:
@@ -58,15 +58,15 @@ def test_the_tokens_of_words_are_those_of_the_text(tokenizer: Tokenizer) -> None
 def test_only_texts_of_known_words_are_tokenized_at_once(tokenizer: Tokenizer) -> None:
     text = " ".join(f"word{place}" for place in range(NEW_AT_ONCE + 1))
     assert at_once(tokenizer, [text]) is None
-    (whole,) = tokenizer.encode([text], max_length=50)
+    (whole,) = tokenizer.encode([text], TokenRule(50))
 
     found = at_once(tokenizer, [text, ("first", "then"), ""])
 
-    assert found[:2] == [whole, *tokenizer.encode([("first", "then")], max_length=50)]
+    assert found[:2] == [whole, *tokenizer.encode([("first", "then")], TokenRule(50))]
     assert "empty" in rule(found[2])
-    assert at_once(tokenizer, ["do it new1 new2"]) == tokenizer.encode(["do it new1 new2"], max_length=50)
+    assert at_once(tokenizer, ["do it new1 new2"]) == tokenizer.encode(["do it new1 new2"], TokenRule(50))
     (cut,) = at_once(tokenizer, [text], max_length=5)
-    assert cut == tokenizer.encode([text], max_length=5)[0]
+    assert cut == tokenizer.encode([text], TokenRule(5))[0]
     assert cut.truncated
     for other in (["a", "list"], [1, 2], "a" * (LONGEST_KNOWN + 1), "a " * LONGEST_TEXT):
         assert at_once(tokenizer, ["do it", other]) is None

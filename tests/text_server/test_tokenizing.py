@@ -14,9 +14,9 @@ from tests.rings import subcases
 from tests.text_server.text_models import Words
 
 from weir.errors import Draining, InvalidRequest, ModelError
-from weir.text_models.texts import Text, Tokenized
+from weir.text_models.texts import Text, Tokenized, TokenRule
 from weir.text_server import tokenizing
-from weir.text_server.tokenizing import CHUNK, LengthRule, TokenizeRequest, TokenizerThreads
+from weir.text_server.tokenizing import CHUNK, TokenizeRequest, TokenizerThreads
 
 
 def read(
@@ -34,7 +34,7 @@ def read(
         then()
 
     characters = how.get("characters", tokenizing.URGENT_CHARACTERS) if urgent else inf
-    readers.add(TokenizeRequest(texts, LengthRule(how.get("max_length", 9), True), done), characters)
+    readers.add(TokenizeRequest(texts, TokenRule(how.get("max_length", 9)), done), characters)
     return future
 
 
@@ -95,9 +95,9 @@ class Where(Words):
         super().__init__()
         self.threads: list[str] = []
 
-    def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest]:
         self.threads.append(threading.current_thread().name)
-        return super().encode(texts, **options)
+        return super().encode(texts, rule)
 
 
 async def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,20 +128,20 @@ class Held(Words):
         self.gates = {name: threading.Event() for name in names}
         self.reads = {name: threading.Event() for name in names}
 
-    def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest]:
         if texts[0] in self.gates:
             self.reads[str(texts[0])].set()
             self.gates[str(texts[0])].wait()
-        return super().encode(texts, **options)
+        return super().encode(texts, rule)
 
 
 class Quick(Words):
     """Tokenizes at once what does not begin with "slow", and fails at "fault"."""
 
-    def at_once(self, texts: Sequence[Text], **options: Any) -> Sequence[Tokenized | InvalidRequest] | None:
+    def at_once(self, texts: Sequence[Text], rule: TokenRule) -> Sequence[Tokenized | InvalidRequest] | None:
         if texts[0] == "fault":
             raise ValueError("a fault")
-        return None if str(texts[0]).startswith("slow") else self.encode(texts, **options)
+        return None if str(texts[0]).startswith("slow") else self.encode(texts, rule)
 
 
 async def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
@@ -192,8 +192,8 @@ async def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
     class Choosy(Words):
         """Raises at one text."""
 
-        def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
-            found = super().encode(texts, **options)
+        def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest]:
+            found = super().encode(texts, rule)
             if "worst" in texts:
                 raise Panic("worst")
             return found

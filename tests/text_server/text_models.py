@@ -8,7 +8,7 @@ import numpy
 
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
-from weir.text_models.texts import Text, TokenDetail, Tokenized, TokenizeOptions, Tokens
+from weir.text_models.texts import Text, TokenDetail, Tokenized, TokenRule, Tokens
 
 DIMENSIONS = 4
 
@@ -24,16 +24,14 @@ class Words:
         self.fault: BaseException | None = None
         self.knows_all = False  # whether all words are known, so that texts are tokenized at once
 
-    def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Tokenized | InvalidRequest]:
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         self.began.set()
         self.gate.wait()
         self.rounds.append(len(texts))
         if self.fault is not None:
             raise self.fault
-        return [self._one(text, max_length, truncate) for text in texts]
+        return [self._one(text, rule.max_length, rule.truncate) for text in texts]
 
     def _one(self, text: Any, max_length: int, truncate: bool) -> Tokenized | InvalidRequest:
         if text == "":
@@ -48,25 +46,21 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Tokenized(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def at_once(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> Sequence[Tokenized | InvalidRequest] | None:
+    def at_once(self, texts: Sequence[Text], rule: TokenRule) -> Sequence[Tokenized | InvalidRequest] | None:
         """Read texts, or leave them to the threads."""
         if not self.knows_all:
             return None
-        return self.encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+        return self.encode(texts, rule)
 
-    def split(
-        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
-    ) -> list[Tokenized] | InvalidRequest:
+    def split(self, text: Text, rule: TokenRule) -> list[Tokenized] | InvalidRequest:
         """Read a long text in pieces, of a pair the first."""
         if isinstance(text, str) and text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")
         long, beside = text if isinstance(text, tuple) else (text, None)
         words = long.split() if isinstance(long, str) else [str(word) for word in long]
-        room = max_length - (0 if beside is None else len(str(beside).split()))
+        room = rule.max_length - (0 if beside is None else len(str(beside).split()))
         pieces = [" ".join(words[start : start + room]) for start in range(0, len(words), room)]
-        found = [self._one(piece if beside is None else (piece, beside), max_length, True) for piece in pieces]
+        found = [self._one(piece if beside is None else (piece, beside), rule.max_length, True) for piece in pieces]
         return [each for each in found if isinstance(each, Tokenized)]
 
     def tokens(self, ids: bytes) -> list[str]:

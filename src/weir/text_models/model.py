@@ -41,7 +41,7 @@ from weir.text_models.runtime import (
     wanted_device,
     widened,
 )
-from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
+from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, TokenRule, Tokens, Words
 from weir.wire.schema import any_of
 from weir.wire.values import encode
 
@@ -119,8 +119,7 @@ class TextEncoder(Model):
         self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
         self._reader = ItemReader(
             tokenizer,
-            max_length=files.max_length,
-            truncate=self.text.truncate and not self.text.split,
+            TokenRule(files.max_length, self.text.truncate and not self.text.split),
             vocabulary=checkpoint.architecture.vocab_size,
             outputs=poolings_of(files.recipe),
             before=0 if late is None else max(late.query_length or files.max_length, late.expands_to),
@@ -376,14 +375,13 @@ ITEM_RULE = "must be a text, a list of words or of token ids, or an object with 
 
 
 class ItemReader(NamedTuple):
-    """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`.
+    """Turns items into token ids, texts by the `rule`. Token ids must be below `vocabulary`.
 
-    `outputs` are the names of what a text may ask for. Of a pair of late interaction the query has at most `before` tokens, and the document `max_length`.
+    `outputs` are the names of what a text may ask for. Of a pair of late interaction the query has at most `before` tokens.
     """
 
     tokenizer: "Tokenizer"
-    max_length: int
-    truncate: bool
+    rule: TokenRule
     vocabulary: int
     outputs: Collection[str] = ()
     before: int = 0
@@ -403,7 +401,7 @@ class ItemReader(NamedTuple):
         return self._checked(tokens) if isinstance(tokens.ids, bytes) else None
 
     def _tokenized(self, texts: list[Any]) -> "list[TokenIds | InvalidRequest]":
-        found = self.tokenizer.encode(texts, max_length=self.max_length, truncate=self.truncate)
+        found = self.tokenizer.encode(texts, self.rule)
         return [
             each if isinstance(each, InvalidRequest) else TokenIds(np.frombuffer(each.ids, "<i4"), each.second)
             for each in found
@@ -415,8 +413,8 @@ class ItemReader(NamedTuple):
                 f"token ids of {len(tokens.ids)} bytes: must be one or more, each an int32 of 4 bytes"
             )
         ids = np.frombuffer(tokens.ids, "<i4")
-        if len(ids) > self.max_length + (self.before if tokens.second else 0):
-            return InvalidRequest(f"{len(ids)} token ids: must be at most {self.max_length}")
+        if len(ids) > self.rule.max_length + (self.before if tokens.second else 0):
+            return InvalidRequest(f"{len(ids)} token ids: must be at most {self.rule.max_length}")
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
             return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self.vocabulary - 1}")
         unknown = [name for name in tokens.outputs if name not in self.outputs]

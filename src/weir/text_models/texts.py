@@ -124,22 +124,25 @@ class Tokenized(NamedTuple):
     foreign: bool = False
 
 
-class TokenizeOptions(NamedTuple):
-    """How the texts of one request are tokenized, where that differs from the server's options.
+class TokenRule(NamedTuple):
+    """How the texts of one request are tokenized.
 
     Attributes:
+        max_length: the most tokens of a text that are kept, special tokens included.
+        truncate: whether a longer text is cut at its end, a pair at the end of its longer text first; otherwise a longer text is an error.
+        split: whether a longer text is read in pieces, see `Tokenizer.split`. `truncate` is set, too: token ids, which are not split, are cut.
         prompt: the text that is put before every string that is not part of a pair; None for the server's prompt.
         whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it, and split a list of words into a pair at the
             word `|||`, as bert-as-service does.
         truncate_left: a text that is too long loses its beginning, not its end.
     """
 
+    max_length: int
+    truncate: bool = True
+    split: bool = False
     prompt: str | None = None
     whole_words: bool = False
     truncate_left: bool = False
-
-
-NO_TOKENIZE_OPTIONS = TokenizeOptions()
 
 
 class TokenDetail(NamedTuple):

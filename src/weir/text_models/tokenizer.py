@@ -23,15 +23,14 @@ from weir.text_models.texts import (
     JUDGE_BEFORE,
     JUDGE_INSTRUCTION,
     JUDGE_PAIR,
-    NO_TOKENIZE_OPTIONS,
     NO_TOKENIZER_OPTIONS,
     TOO_LONG,
     CheckedText,
     Text,
     TokenDetail,
     Tokenized,
-    TokenizeOptions,
     TokenizerOptions,
+    TokenRule,
     parse_text,
 )
 from weir.text_models.tokenizer_files import (
@@ -273,101 +272,75 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.directory, self.options, self.vocab_size)
 
-    def encode(
-        self,
-        texts: Sequence[Text],
-        *,
-        max_length: int,
-        truncate: bool = True,
-        tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
-    ) -> list[Tokenized | InvalidRequest]:
-        """Tokenize texts. Return for each text its tokens, or the error that names the rule which the text breaks.
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest]:
+        """Tokenize texts: strings, pairs of strings, lists of words, or lists of token ids that include special tokens.
 
-        Args:
-            texts: strings, pairs of strings, lists of words, or lists of token ids that include special tokens.
-            max_length: the most tokens of a text that are kept, special tokens included.
-            truncate: whether a longer text is cut at its end, a pair at the end of its longer text first; otherwise a longer text is an error.
-            tokenize_options: options of these texts only. With `truncate_left` texts are cut at their beginning.
+        Return for each text its tokens, or the error that names the rule which the text breaks.
         """
-        found = self._encoded(texts, max_length, truncate, tokenize_options, inf)
+        found = self._encoded(texts, rule, inf)
         assert found is not None  # it is None only where new words are limited
         return found
 
-    def at_once(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Tokenized | InvalidRequest] | None:
+    def at_once(self, texts: Sequence[Text], rule: TokenRule) -> list[Tokenized | InvalidRequest] | None:
         """Return what `encode` returns if that takes microseconds for each text, as nearly all words are known; else None."""
         if len(texts) == 1 and type(text := texts[0]) is str and text and "\0" not in text:
-            one = self._one_at_once(text, max_length, truncate, tokenize_options)
+            one = self._one_at_once(text, rule)
             if one is not None:
                 return [one]
         if not all(isinstance(text, (str, tuple)) for text in texts):
             return None
-        return self._encoded(texts, max_length, truncate, tokenize_options, NEW_AT_ONCE)
+        return self._encoded(texts, rule, NEW_AT_ONCE)
 
-    def _one_at_once(
-        self, text: str, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> Tokenized | InvalidRequest | None:
+    def _one_at_once(self, text: str, rule: TokenRule) -> Tokenized | InvalidRequest | None:
         """Return the tokens of a text by its words alone, as most are; None if it may be a pair, or must be tokenized as a whole."""
         words = self._known_words
-        if words is None or self.separator is not None or tokenize_options.whole_words or self.late is not None:
+        if words is None or self.separator is not None or rule.whole_words or self.late is not None:
             return None
-        prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
+        prompt = self.options.prompt if rule.prompt is None else rule.prompt
         packed = words.packed(prompt + text if prompt else text, NEW_AT_ONCE)
         if packed is None:
             return None
         first, last = self._packed_ends
         ids = first + packed + last
-        if packed and len(ids) <= 4 * max_length:
+        if packed and len(ids) <= 4 * rule.max_length:
             return Tokenized(ids)
-        return self._with_special_tokens(
-            [unpack_ids(packed)], max_length, truncate, False, False, tokenize_options.truncate_left
-        )
+        return self._with_special_tokens([unpack_ids(packed)], rule, self.template)
 
     @cached_property
     def _packed_ends(self) -> tuple[bytes, bytes]:
         """The special tokens before and after a single text."""
         return pack_ids(self.template.first), pack_ids(self.template.last)
 
-    def _encoded(
-        self, texts: Sequence[Text], max_length: int, truncate: bool, tokenize_options: TokenizeOptions, new: float
-    ) -> list[Tokenized | InvalidRequest] | None:
+    def _encoded(self, texts: Sequence[Text], rule: TokenRule, new: float) -> list[Tokenized | InvalidRequest] | None:
         """Return the tokens or the error of each text; None if one would have to be tokenized as a whole and `new`, see KnownWords.ids, is limited."""
-        whole_words, separator = self._word_rules(tokenize_options)
-        left = tokenize_options.truncate_left
-        prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
+        whole_words, separator = self._word_rules(rule)
+        prompt = self.options.prompt if rule.prompt is None else rule.prompt
         checked: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
-                checked.append(self._check(text, separator, tokenize_options.prompt))
+                checked.append(self._check(text, separator, rule.prompt))
             except InvalidRequest as error:
                 checked.append(error)
         good = [each for each in checked if isinstance(each, CheckedText)]
-        ids = self._ids(good, max_length, whole_words, left, new)
+        ids = self._ids(good, rule.max_length, whole_words, rule.truncate_left, new)
         if ids is None:
             return None
-        parts = iter(ids)
-        if self.late is not None:
-            query = self.late.is_query(prompt)
-            return [
-                self._interacting(next(parts), max_length, truncate, each.ids is not None, left, query)
-                if isinstance(each, CheckedText)
-                else each
-                for each in checked
-            ]
-        return [
-            self._with_special_tokens(
-                next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None, left
-            )
-            if isinstance(each, CheckedText)
-            else each
-            for each in checked
-        ]
+        parts, is_query = iter(ids), self.late is not None and self.late.is_query(prompt)
+        found: list[Tokenized | InvalidRequest] = []
+        for each in checked:
+            if isinstance(each, InvalidRequest):
+                found.append(each)
+            elif self.late is not None:
+                found.append(self._interacting(next(parts), rule, each.ids is not None, is_query))
+            else:
+                template = self._template_of(each, whole_words)
+                found.append(self._with_special_tokens(next(parts), rule, template, ready=each.ids is not None))
+        return found
 
-    def split(
-        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS
-    ) -> list[Tokenized] | InvalidRequest:
-        """Tokenize a text of any length into pieces of at most `max_length` tokens, each with special tokens. Return an error if the text is invalid.
+    def split(self, text: Text, rule: TokenRule) -> list[Tokenized] | InvalidRequest:
+        """Tokenize a text of any length into pieces that have at most as many tokens as the rule allows, each with special tokens.
+
+        Return an error if the text is invalid.
 
         A piece ends between two words. Of a pair, the longer text is split, and
         the other text is repeated in each piece; it keeps at most half of the room, and each piece is marked as truncated if that cuts it.
@@ -375,9 +348,9 @@ class Tokenizer:
 
         The mean of the pieces' vectors, weighted by their tokens, is close to the mean over the whole text.
         """
-        whole_words, separator = self._word_rules(tokenize_options)
+        whole_words, separator = self._word_rules(rule)
         try:
-            checked = self._check(text, separator, tokenize_options.prompt)
+            checked = self._check(text, separator, rule.prompt)
             if self.late is not None:
                 raise InvalidRequest("texts of late interaction are not split: leave split out")
             if checked.ids is not None:
@@ -388,18 +361,18 @@ class Tokenizer:
                     raise InvalidRequest(
                         f"the text has {len(part)} {what}, must have at most {MOST_SPLIT} to be read in pieces: send it in parts"
                     )
-            template = SpecialTokens() if self._is_bare(checked, whole_words) else self.template
             parts = self._with_words(checked, whole_words)
             if error := self._without_row(part.ids for part in parts):
                 raise InvalidRequest(f"the text contains {error}: leave it out")
-            return self._split(parts, template, max_length)
+            return self._split(parts, self._template_of(checked, whole_words), rule.max_length)
         except InvalidRequest as error:
             return error
 
-    def _is_bare(self, checked: CheckedText, whole_words: bool) -> bool:
-        """Return whether a text gets no special tokens: token ids include them, and the options can switch them off for lists of whole words."""
+    def _template_of(self, checked: CheckedText, whole_words: bool) -> SpecialTokens:
+        """Return the special tokens around a text: none for token ids, which include them, and the options can switch them off for lists of whole words."""
         is_word_list = whole_words and len(checked.words) == 1
-        return checked.ids is not None or (is_word_list and not self.options.word_special_tokens)
+        is_bare = checked.ids is not None or (is_word_list and not self.options.word_special_tokens)
+        return SpecialTokens() if is_bare else self.template
 
     def _split(self, parts: list[IdsWithWords], template: SpecialTokens, max_length: int) -> list[Tokenized]:
         pair = len(parts) == 2
@@ -417,7 +390,7 @@ class Tokenizer:
         return [_pack_pair(template, *each, len(kept) < len(other)) for each in pairs]
 
     def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
-        """Return the tokens of a whole text, none cut off, with the special tokens if `special`. For `prompt` see TokenizeOptions.
+        """Return the tokens of a whole text, none cut off, with the special tokens if `special`. For `prompt` see TokenRule.
 
         Raises InvalidRequest for a text that is invalid or too long to be tokenized as a whole.
         """
@@ -455,10 +428,10 @@ class Tokenizer:
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
 
-    def _word_rules(self, tokenize_options: TokenizeOptions) -> tuple[bool, str | None]:
-        """Return whether each given word is one token, and the separator of pairs, for texts with these options."""
-        separator = STOCK_SEPARATOR if tokenize_options.whole_words and self.separator is None else self.separator
-        return tokenize_options.whole_words or self.options.whole_words, separator
+    def _word_rules(self, rule: TokenRule) -> tuple[bool, str | None]:
+        """Return whether each given word is one token, and the separator of pairs, for texts with this rule."""
+        separator = STOCK_SEPARATOR if rule.whole_words and self.separator is None else self.separator
+        return rule.whole_words or self.options.whole_words, separator
 
     def _check(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
         checked = parse_text(text, separator, self.vocab_size)
@@ -603,15 +576,12 @@ class Tokenizer:
         )
 
     def _interacting(
-        self, parts: list[list[int]], max_length: int, truncate: bool, ready: bool, left: bool, query: bool
+        self, parts: list[list[int]], rule: TokenRule, ready: bool, query: bool
     ) -> Tokenized | InvalidRequest:
         """Return the tokens of a query or a document of late interaction, or of a pair of both; see `_with_special_tokens` for the rest."""
         assert self.late is not None
         if len(parts) == 2:
-            both = [
-                self._interacting([part], max_length, truncate, False, left, place == 0)
-                for place, part in enumerate(parts)
-            ]
+            both = [self._interacting([part], rule, False, index == 0) for index, part in enumerate(parts)]
             for each in both:
                 if isinstance(each, InvalidRequest):
                     return each
@@ -619,33 +589,26 @@ class Tokenizer:
             return Tokenized(first.ids + second.ids, len(first.ids) // 4, first.truncated or second.truncated)
         role = self.late.query if query else self.late.document
         template = self.template._replace(first=(*self.template.first, *role.marker))
-        length = (role.length or max_length) if query else max_length
-        found = self._with_special_tokens(parts, length, truncate, False, ready, left, template)
+        if query and role.length:
+            rule = rule._replace(max_length=role.length)
+        found = self._with_special_tokens(parts, rule, template, ready=ready)
         if isinstance(found, InvalidRequest) or ready or not query:
             return found
         missing = max(self.late.expands_to - len(found.ids) // 4, 0)
         return found._replace(ids=found.ids + pack_ids([self.late.filling] * missing), second=QUERY)
 
     def _with_special_tokens(
-        self,
-        parts: list[list[int]],
-        max_length: int,
-        truncate: bool,
-        bare: bool,
-        ready: bool,
-        left: bool,
-        template: SpecialTokens | None = None,
+        self, parts: list[list[int]], rule: TokenRule, template: SpecialTokens, *, ready: bool = False
     ) -> Tokenized | InvalidRequest:
-        """Cut the one or two `parts` of a text to `max_length`, with `left` at their beginnings, and add the special tokens, none if `bare`.
+        """Cut the one or two `parts` of a text as the rule says, and add the special tokens of `template`.
 
         `ready` ids are the caller's, special tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if
-        `max_length` has no room for it."""
-        template = SpecialTokens() if bare else template or self.template
-        pair = len(parts) == 2
+        the greatest length has no room for it."""
+        max_length, left, pair = rule.max_length, rule.truncate_left, len(parts) == 2
         room = template.room(max_length, pair=pair)
         length = sum(map(len, parts))
         if length > room:
-            if not truncate:
+            if not rule.truncate:
                 return InvalidRequest(
                     f"the text has more than the {max_length} tokens that the model reads, and may not be cut",
                     details={TOO_LONG: max_length},

@@ -20,7 +20,7 @@ from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, 
 from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
-from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens, prompt_text
+from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenRule, Tokens, prompt_text
 from weir.text_server.requests import (
     CallerQueue,
     CallTrace,
@@ -38,7 +38,6 @@ from weir.text_server.texts import NO_OPTIONS, Encoded, Phases, TextFacts, TextO
 from weir.text_server.tokenizing import (
     AT_ONCE_CHARACTERS,
     CHUNK,
-    LengthRule,
     TokenizeRequest,
     TokenizeResult,
     TokenizerThreads,
@@ -148,7 +147,7 @@ class Encoder:
         self._shape = shape
         self.name = name or service.facts.name
         self.dimensions, self.max_length = shape.dimensions, shape.max_length
-        self._own_rule = LengthRule(shape.max_length, shape.truncate or shape.split, shape.split)
+        self._own_rule = TokenRule(shape.max_length, shape.truncate or shape.split, shape.split)
         self.facts = facts
         self._is_small = _LONGEST_NUMBER * shape.dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
         self._threads, self._tokenizer = threads, threads.tokenizer
@@ -214,7 +213,7 @@ class Encoder:
         many = len(texts) > self._large_request
         size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
         charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
-        rule = self._length_rule(options)
+        rule = self._token_rule(options)
         if rule.split:  # a text is tokenized as a whole, one of the request at a time
             charge(DETAIL_BYTES * max(map(_size, texts)))
         own = self._service.facts.settings.timeout
@@ -257,14 +256,12 @@ class Encoder:
         is_turn = first is None or (first.is_bulk and not bulk)
         if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
             return None
-        rule = self._own_rule if options is NO_OPTIONS else self._length_rule(options)
+        rule = self._own_rule if options is NO_OPTIONS else self._token_rule(options)
         timeout = service.facts.settings.timeout if query.timeout is None else query.timeout
         if rule.split or not 0 < timeout <= LONGEST_TIMEOUT:
             return None
         began = service.now()
-        found = self._tokenizer.at_once(
-            [text], max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
-        )
+        found = self._tokenizer.at_once([text], rule)
         if found is None:
             return None
         (result,) = found
@@ -404,7 +401,7 @@ class Encoder:
         finally:
             goes_on.clear()
 
-    def _length_rule(self, options: TextOptions) -> LengthRule:
+    def _token_rule(self, options: TextOptions) -> TokenRule:
         """Return how texts with these options are tokenized. Raises InvalidRequest for a prompt that the model does not have."""
         rule, prompt = self._own_rule, options.prompt
         if options.truncate is not None:
@@ -413,7 +410,9 @@ class Encoder:
             rule = rule._replace(max_length=min(rule.max_length, options.max_tokens), truncate=True, split=False)
         if prompt is None and not (options.whole_words or options.truncate_left):
             return rule
-        return rule._replace(options=TokenizeOptions(self._prompt(prompt), options.whole_words, options.truncate_left))
+        return rule._replace(
+            prompt=self._prompt(prompt), whole_words=options.whole_words, truncate_left=options.truncate_left
+        )
 
     async def _ended(self, request: EncodeRequest) -> None:
         """Run the request and wait for its end. Raises the error with which the request ends."""

@@ -14,9 +14,8 @@ from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirErr
 from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of
 from weir.protocols.exchange import QueuedRequest
 from weir.text_models import Pooling
-from weir.text_models.texts import Text, TextOutput, Tokenized, Tokens
+from weir.text_models.texts import Text, TextOutput, Tokenized, TokenRule, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
-from weir.text_server.tokenizing import LengthRule
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
@@ -168,7 +167,7 @@ class EncodeRequest:
         places: list[int] | None,
         query: TextQuery,
         call: "Exchange",
-        rule: LengthRule,
+        rule: TokenRule,
         deadline: Deadline,
     ) -> None:
         count = len(texts)

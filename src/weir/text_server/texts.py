@@ -153,7 +153,7 @@ class TextOptions(NamedTuple):
         dimensions: keep so many numbers at the start of each vector; None for all.
         truncate: whether texts that are too long are cut or refused; None for the server's setting.
         prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
-        whole_words, truncate_left: see TokenizeOptions.
+        whole_words, truncate_left: see TokenRule.
         max_tokens: cut each text to so many tokens, special ones included; None for as many as the model reads.
         want_tokens: also return the tokens as strings.
         outputs: what is to be made of each text, in one pass; none for the model's own output.

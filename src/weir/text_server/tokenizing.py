@@ -16,7 +16,7 @@ from threading import Thread
 from typing import NamedTuple, Protocol
 
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
-from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TokenDetail, Tokenized, TokenizeOptions
+from weir.text_models.texts import Text, TokenDetail, Tokenized, TokenRule
 
 CHUNK = 64  # texts that a thread tokenizes in one call
 # A request of at most so many is tokenized on the event loop if its words are known, in about 0.1 ms.
@@ -29,20 +29,14 @@ REST_FACTOR = 10  # after tokenizing for t seconds, the event loop leaves this w
 class Tokenizes(Protocol):
     """The tokenizer that an encoder needs. Several threads call it at the same time."""
 
-    def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> Sequence[Tokenized | InvalidRequest]:
+    def encode(self, texts: Sequence[Text], rule: TokenRule) -> Sequence[Tokenized | InvalidRequest]:
         """Return for each text its tokens or its error, in order; see `Tokenizer.encode`."""
 
-    def at_once(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> Sequence[Tokenized | InvalidRequest] | None:
+    def at_once(self, texts: Sequence[Text], rule: TokenRule) -> Sequence[Tokenized | InvalidRequest] | None:
         """Return what `encode` returns if that takes microseconds, else None; see `Tokenizer.at_once`."""
 
-    def split(
-        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
-    ) -> Sequence[Tokenized] | InvalidRequest:
-        """Return a long text, or a pair, in pieces of at most `max_length` tokens, or its error. It is never called with token ids."""
+    def split(self, text: Text, rule: TokenRule) -> Sequence[Tokenized] | InvalidRequest:
+        """Return a long text, or a pair, in pieces, or its error; see `Tokenizer.split`. It is never called with token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens of `ids`, int32 little-endian, as strings."""
@@ -57,23 +51,11 @@ class Tokenizes(Protocol):
 TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text
 
 
-class LengthRule(NamedTuple):
-    """How texts are tokenized: one of more than `max_length` tokens is split into pieces with `split`, cut with `truncate`, else an error.
-
-    `truncate` is set with `split` too: token ids, which are not split, are cut.
-    """
-
-    max_length: int
-    truncate: bool
-    split: bool = False
-    options: TokenizeOptions = NO_TOKENIZE_OPTIONS
-
-
 class TokenizeRequest(NamedTuple):
     """Texts of one caller to be tokenized. `done` is called with a result for each text, on the thread of the event loop."""
 
     texts: Sequence[Text]
-    rule: LengthRule
+    rule: TokenRule
     done: Callable[[Sequence[TokenizeResult]], None]
 
 
@@ -139,11 +121,8 @@ class TokenizerThreads:
 
     def _done_at_once(self, request: TokenizeRequest) -> bool:
         """Tokenize `request` if all its words are known, or nearly all. Return whether that was so."""
-        rule = request.rule
         try:
-            results = self.tokenizer.at_once(
-                request.texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
-            )
+            results = self.tokenizer.at_once(request.texts, request.rule)
         except Exception:  # a thread meets it again, and answers with it
             return False
         if results is None:
@@ -183,17 +162,13 @@ class TokenizerThreads:
 
     def _tokenized(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
         """Return the results of each request. Requests with the same rule are tokenized in one call."""
-        groups: dict[LengthRule, list[TokenizeRequest]] = {}
+        groups: dict[TokenRule, list[TokenizeRequest]] = {}
         for request in requests:
             groups.setdefault(request.rule, []).append(request)
         found: dict[int, Sequence[TokenizeResult]] = {}
         for rule, members in groups.items():
             texts = [text for request in members for text in request.texts]
-            results = iter(
-                self.tokenizer.encode(
-                    texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
-                )
-            )
+            results = iter(self.tokenizer.encode(texts, rule))
             for request in members:
                 mine: list[TokenizeResult] = [next(results) for _ in request.texts]
                 if rule.split:
@@ -205,8 +180,7 @@ class TokenizerThreads:
         """Return the pieces of a text that was cut. Token ids stay cut, as they include special tokens that the caller placed."""
         if not isinstance(result, Tokenized) or not result.truncated or isinstance(text[0], int):
             return result
-        rule = request.rule
-        pieces = self.tokenizer.split(text, max_length=rule.max_length, tokenize_options=rule.options)
+        pieces = self.tokenizer.split(text, request.rule)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
 

@@ -12,7 +12,7 @@ from weir.errors import SettingsError
 from weir.text_models import Pooling, TextSettings
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.recipe import chosen_recipe
-from weir.text_models.texts import TokenizerOptions
+from weir.text_models.texts import TokenizerOptions, TokenRule
 
 TODAY = {
     "cls": Pooling.CLS, "max": Pooling.MAX, "mean": Pooling.MEAN, "mean_sqrt_len_tokens": Pooling.MEAN_SQRT,
@@ -66,9 +66,9 @@ def test_prompts(tmp_path: Path) -> None:
     given = [prompted.tokenizer(), checkpoint.tokenizer(TokenizerOptions(prompt="query: "))]
     without = [checkpoint.tokenizer(), prompted.tokenizer(TokenizerOptions(prompt=""))]
     for tokenizer in given:
-        texts = tokenizer.encode(["do it", ("do", "it"), ["do", "it"]], max_length=64)
-        assert texts == without[0].encode(["query: do it", ("do", "it"), ["do", "it"]], max_length=64)
-    assert without[0].encode(["do it"], max_length=64) == without[1].encode(["do it"], max_length=64)
+        texts = tokenizer.encode(["do it", ("do", "it"), ["do", "it"]], TokenRule(64))
+        assert texts == without[0].encode(["query: do it", ("do", "it"), ["do", "it"]], TokenRule(64))
+    assert without[0].encode(["do it"], TokenRule(64)) == without[1].encode(["do it"], TokenRule(64))
     change(tmp_path / OTHERS, default_prompt_name="question")
     with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
         read_checkpoint(tmp_path)
@@ -174,8 +174,8 @@ def test_texts_that_the_model_wants_in_lower_case(tmp_path: Path) -> None:
     plain = read_checkpoint(tmp_path).tokenizer()
     change(tmp_path / "sentence_bert_config.json", do_lower_case=True)
     lower = read_checkpoint(tmp_path).tokenizer()
-    same, loud = (plain.encode([text], max_length=64) for text in ("do it", "DO IT"))
-    assert lower.encode(["DO IT"], max_length=64) == same != loud
+    same, loud = (plain.encode([text], TokenRule(64)) for text in ("do it", "DO IT"))
+    assert lower.encode(["DO IT"], TokenRule(64)) == same != loud
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
 from weir.text_models.model import TextEncoder, terms
 from weir.text_models.recipe import chosen_recipe, further_poolings
-from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, Tokenized
+from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, Tokenized, TokenRule
 
 TEXTS = [np.array([2, 30, 41, 30, 3]), np.array([2, 3]), np.array([2, 77, 8, 90, 31, 5, 3])]
 random = np.random.default_rng(5)
@@ -168,7 +168,7 @@ class Counted:
 def test_one_pass_makes_all_outputs_of_bge_m3(tmp_path: Path) -> None:
     checkpoint, _ = m3(tmp_path / "model")
     texts = ["do it right", "do it, do it, do it"]
-    tokenized = checkpoint.tokenizer().encode(texts, max_length=64, truncate=True)
+    tokenized = checkpoint.tokenizer().encode(texts, TokenRule(64))
     ids = [np.frombuffer(each.ids, "<i4") for each in tokenized if isinstance(each, Tokenized)]
     expected = {
         name: results(tmp_path / "model", texts, tmp_path, pooling=name, allow_pickle=True)

@@ -12,7 +12,7 @@ from tests.text_models.runtime.references import WITH_TORCH, save
 from tests.text_models.tokens.reading import ids
 
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
+from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, TokenRule
 
 pytestmark = WITH_TORCH
 PAIRS = [("First do it", "then do it right"), ("do", "the river rises and the mill turns"), ("who reads this", "time")]
@@ -45,7 +45,7 @@ def test_pairs_have_the_types_that_the_tokenizer_gives(
         pytest.skip("transformers has no such tokenizer")
     tokenizer = read_checkpoint(tmp_path).tokenizer()
     theirs.tokenizer.pad_token = theirs.tokenizer.pad_token or "[PAD]"
-    if any(theirs.tokenizer(*pair)["input_ids"] != ids(tokenizer.encode([pair], max_length=512)[0]) for pair in PAIRS):
+    if any(theirs.tokenizer(*pair)["input_ids"] != ids(tokenizer.encode([pair], TokenRule(512))[0]) for pair in PAIRS):
         pytest.skip("transformers reads other tokens from these files")
     expected = theirs.predict(PAIRS, activation_fn=None, batch_size=1)
     found = np.concatenate(results(tmp_path, PAIRS))

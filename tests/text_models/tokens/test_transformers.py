@@ -8,7 +8,7 @@ import pytest
 from tests.text_models.tokens.directories import LENGTHS, PAIRS, TEXTS, WORDS, make
 from tests.text_models.tokens.reading import ids
 
-from weir.text_models.texts import TokenizerOptions
+from weir.text_models.texts import TokenizerOptions, TokenRule
 from weir.text_models.tokenizer import Tokenizer
 
 EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").read_text())
@@ -25,12 +25,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_pairs_and_words(name: str, root: Path) -> None:
     tokenizer, expected = Tokenizer(root / name), EXPECTED[name]
     for length in LENGTHS:
-        found = tokenizer.encode(TEXTS, max_length=length)
+        found = tokenizer.encode(TEXTS, TokenRule(length))
         assert [ids(text) for text in found] == expected["texts"][str(length)]
-        pairs = tokenizer.encode(PAIRS, max_length=length)
+        pairs = tokenizer.encode(PAIRS, TokenRule(length))
         assert [ids(pair) for pair in pairs] == expected["pairs"][str(length)]
-    assert [ids(words) for words in tokenizer.encode(WORDS, max_length=1000)] == expected["words"]
-    bare = Tokenizer(root / name, TokenizerOptions(special_tokens=False)).encode(TEXTS, max_length=1000)
+    assert [ids(words) for words in tokenizer.encode(WORDS, TokenRule(1000))] == expected["words"]
+    bare = Tokenizer(root / name, TokenizerOptions(special_tokens=False)).encode(TEXTS, TokenRule(1000))
     for text, wanted in zip(bare, expected["bare"], strict=True):
         assert (ids(text) == wanted) if wanted else ("has no tokens" in str(text))
 
@@ -38,7 +38,7 @@ def test_texts_pairs_and_words(name: str, root: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "vocabulary", "distilbert"])
 def test_the_second_text_begins_where_types_change(name: str, root: Path) -> None:
     for found, types in zip(
-        Tokenizer(root / name).encode(PAIRS, max_length=1000), EXPECTED["bert"]["types"], strict=True
+        Tokenizer(root / name).encode(PAIRS, TokenRule(1000)), EXPECTED["bert"]["types"], strict=True
     ):
         assert not isinstance(found, Exception)
         assert [int(place >= found.second) for place in range(len(found.ids) // 4)] == types

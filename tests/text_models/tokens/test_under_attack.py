@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 from tests.text_models import tiny
 
-from weir.text_models.texts import TokenizerOptions, parse_text
+from weir.text_models.texts import TokenizerOptions, TokenRule, parse_text
 from weir.text_models.tokenizer import LONG_WORD, LONGEST_WORD, Tokenizer
 
 # Prints how many bytes of memory it takes to tokenize what `text` makes.
 MEASURED = """
 import resource, sys
 from pathlib import Path
+from weir.text_models.texts import TokenRule
 from weir.text_models.tokenizer import Tokenizer
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 tokenizer = Tokenizer(Path(sys.argv[1]))
-tokenizer.encode([[1, 2, 3], ["a", "b"]], max_length=32)
+tokenizer.encode([[1, 2, 3], ["a", "b"]], TokenRule(32))
 text = {text}
 before = peak()
-tokenizer.encode([text], max_length=32)
+tokenizer.encode([text], TokenRule(32))
 print(peak() - before)
 """
 
@@ -79,4 +80,4 @@ def test_words_without_tokens_do_not_end_a_list_of_words(tmp_path: Path) -> None
     tokenizer, whole = Tokenizer(directory), Tokenizer(directory, TokenizerOptions(special_tokens=False))
     words = ["\u200b"] * 500 + ["a", "b"]
     for each in (tokenizer, whole):
-        assert each.encode([words], max_length=8) == each.encode([["a", "b"]], max_length=8)
+        assert each.encode([words], TokenRule(8)) == each.encode([["a", "b"]], TokenRule(8))

@@ -13,6 +13,7 @@ from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import Malformed, fields
+from weir.text_models.texts import TokenRule
 from weir.text_server.bert_as_service.convert import MAGIC, Bundle, convert, read_table
 
 
@@ -29,7 +30,7 @@ def test_every_weight_is_what_it_was(labels: int, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(target)
     assert (checkpoint.architecture.labels, checkpoint.architecture.has_pooler) == (labels, True)
     encode = checkpoint.tokenizer().encode
-    assert encode(["The Weir"], max_length=64) == encode(["the weir"], max_length=64)
+    assert encode(["The Weir"], TokenRule(64)) == encode(["the weir"], TokenRule(64))
 
 
 def test_an_index_that_tensorflow_wrote(tmp_path: Path) -> None:
