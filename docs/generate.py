@@ -320,7 +320,6 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 # The manifests of deploy/, each printed by its command.
 MANIFESTS = {
     "deploy/kubernetes.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --grpc-port 8001 --monitor",
-    "deploy/kubernetes-hpa.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --autoscaler hpa",
     "deploy/kserve.yaml": "kserve square:Square --image registry.example.com/square:1 --replicas 2..10 --monitor",
 }  # fmt: skip
 

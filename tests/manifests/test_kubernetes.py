@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,9 +44,3 @@ def test_a_text_stays_a_text(text: str) -> None:
     written = documents([data])
     assert yaml.safe_load(written) == data
     assert read_1_2(written) == data
-
-
-@subcases("value", [{1, 2}, b"bytes", object(), [{"a": (lambda: None)}]])
-def test_what_is_no_plain_data_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="must be a dict"):
-        documents([value])

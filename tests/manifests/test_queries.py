@@ -117,12 +117,6 @@ def test_queries_ask_for_what_a_server_has(path: Path, names: set[str], labels: 
             assert chosen - OF_PROMETHEUS <= labels.get(each.metric, {"le"}), query
 
 
-def test_the_metric_of_the_autoscaler_of_kubernetes_is_one(names: set[str]) -> None:
-    for objects in yaml.safe_load_all((ROOT / "deploy" / "kubernetes-hpa.yaml").read_text()):
-        if objects["kind"] == "HorizontalPodAutoscaler":
-            assert {each["pods"]["metric"]["name"] for each in objects["spec"]["metrics"]} <= names
-
-
 def test_another_namespace_of_metrics_can_be_chosen(labels: dict[str, set[str]]) -> None:
     named = ("--metrics-namespace=ours", "--namespace=team")
     objects = printed("kubernetes", "models:Square", "--replicas=1..2", "--monitor", *named)

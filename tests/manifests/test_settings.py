@@ -146,7 +146,6 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--namespace=-x"], "--namespace='-x': must be lower-case letters"),
         ([TARGET, "--name=日本"], "日本: is not a valid Kubernetes name; set --object-name"),
         ([TARGET, "--target-waiting-rows=5"], "--target-waiting-rows=5: nothing scales without a range, such as --replicas 2..10"),
-        ([TARGET, "--replicas=1..2", "--autoscaler=cron"], "--autoscaler='cron': must be one of keda, hpa"),
         ([TARGET, "--replicas=1..2", "--no-metrics"], "--replicas=1..2: needs the metrics that --no-metrics switches off"),
         ([TARGET, "--replicas=1..2"], "--replicas=1..2: KEDA asks Prometheus for metrics of the job 'square', which a PodMonitor collects: add --monitor"),
         ([TARGET, "--num-gpus=1"], "num_gpus=1.0, executor='process': only Ray reads num_gpus; state executor ray"),
@@ -155,22 +154,11 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--target-latency=0.1"], "--target-latency=0.1: nothing enforces it"),
         ([TARGET, "--image=b"], "--image: given 2 times (own:1, b); must be given once"),
         ([TARGET, "--toleration=a:Never"], "--toleration=['a:Never']: must be KEY[=VALUE][:EFFECT]"),
-        ([TARGET, "--ingress=https://x"], "--ingress='https://x': must be a host name"),
-        ([TARGET, "--ingress-tls=x"], "--ingress-tls=x: needs --ingress"),
         ([TARGET, "--config=no.toml"], "--config=no.toml: cannot be read"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(words: list[str], says: str) -> None:
     assert refused("kubernetes", *words).startswith(says)
-
-
-def test_the_autoscaler_of_each_platform() -> None:
-    for kind, words, says in (
-        ("kserve", [], "--autoscaler=hpa: KServe's own knows processors and memory only"),
-        ("kubernetes", ["--prometheus=http://x"], "--prometheus=http://x: only --autoscaler keda"),
-        ("kubernetes", ["--target-latency=0.1"], "--target-latency=0.1: nothing enforces it"),
-    ):
-        assert refused(kind, TARGET, "--replicas=1..2", "--autoscaler=hpa", *words).startswith(says)
 
 
 def test_its_own_settings_have_names_of_their_own() -> None:

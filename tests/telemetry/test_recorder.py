@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
 from weir.messages import Dispatch, Form, Kind, Reason, Request, Timing, Wakeup
-from weir.telemetry.exposition import Exposition, Levels
+from weir.telemetry.exposition import Exposition, State
 from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
 from weir.testing import FakeRequest
 
@@ -43,9 +43,9 @@ def code_of(frontend: str, kind: type[WeirError] | None) -> str:
 
 
 def shown(
-    metrics: Metrics, levels: dict[str, Levels] | None = None
+    metrics: Metrics, states: dict[str, State] | None = None
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = Exposition(metrics, code_of, lambda: levels or {}).render()[0].decode()
+    text = Exposition(metrics, code_of, lambda: states or {}).render()[0].decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -120,14 +120,19 @@ def test_times_of_a_batch_and_of_its_requests() -> None:
 def test_levels_are_read_when_somebody_asks() -> None:
     metrics = Metrics()
     metrics.worker_changed("square", 0, "lost", "killed")
-    levels = Levels(7, 5, 2, {"ready": 1, "lost": 1}, 4, 3, 1 << 20, 1 << 19)
-    samples = shown(metrics, {"square": levels})
+    workers = [{"state": state, "bulk": False, "node": ""} for state in ("ready", "lost")]
+    state = {
+        "version": "", "waiting": 7, "waiting_bulk": 0, "waiting_requests": 5, "in_flight_batches": 2, "workers": workers, "wanted_workers": 4,
+        "gauges": {"restarts": 3, "arena_bytes": 1 << 20, "arena_free_bytes": 1 << 19}, "kinds": [], "device": None, "policy": {"rate": None},
+    }  # fmt: skip
+    samples = shown(metrics, {"square": state})
     expected = {
         "waiting_rows": 7, "waiting_requests": 5, "running_batches": 2, "worker_restarts_total": 3, "workers_wanted": 4,
         "arena_bytes": 1 << 20, "arena_free_bytes": 1 << 19,
     }  # fmt: skip
     assert {name: samples[f"weir_{name}", (("model", "square"),)] for name in expected} == expected
     assert samples["weir_workers", (("model", "square"), ("state", "lost"))] == 1
+    assert "weir_policy_rate" not in {name for name, _ in samples}
 
 
 def test_names_follow_the_conventions_and_the_format_is_as_requested() -> None:

@@ -388,40 +388,18 @@ def make_service(
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
+    more: dict[str, Any] = {} if on_demand is None else {"on_demand": on_demand}
+    named = {"name": model.name, "version": model.version, "platform": model.platform}
     with source.reading(source.folder_that_has(found)):
-        service = _service_of(found, model, observers, parameters, group_of, on_demand, fresh=fresh)
+        if parameters:
+            model = apply(parameters, model, found.model if issubclass(found, Service) else found)
+        arguments = {**named, "params": model.params, "observers": observers, **model.settings, **more}
+        try:
+            service = new_service(found, group_of=group_of, **arguments)
+        except SettingsError as error:
+            raise SettingsError(f"{model.label}: {error.message}") from error
+        _check_arguments(service)
     source.hold(service.generation, (found, service.generation.model))
-    return service
-
-
-def _service_of(
-    found: type[Model] | type[Service],
-    model: ModelToServe,
-    observers: Sequence[Observer],
-    parameters: Parameters | None,
-    group_of: FindGroup | None,
-    on_demand: OnDemand | None,
-    *,
-    fresh: bool,
-) -> Service:
-    own = found.model if issubclass(found, Service) else found
-    if parameters:
-        model = apply(parameters, model, own)
-    arguments: dict[str, Any] = {
-        "name": model.name,
-        "version": model.version,
-        "platform": model.platform,
-        "params": model.params,
-        "observers": observers,
-        **model.settings,
-    }
-    if on_demand is not None:
-        arguments["on_demand"] = on_demand
-    try:
-        service = new_service(found, group_of=group_of, **arguments)
-    except SettingsError as error:
-        raise SettingsError(f"{model.label}: {error.message}") from error
-    _check_arguments(service)
     return service
 
 

@@ -40,8 +40,8 @@ _EPILOG = (
 def _kubernetes(manifest: "Manifest") -> list[dict[str, Any]]:
     """Print a Deployment, a Service, a PodDisruptionBudget, and their autoscaling and monitoring.
 
-    With --replicas 2..10, KEDA chooses the number of pods by the queue length; with --autoscaler hpa, a
-    HorizontalPodAutoscaler does. With --monitor, the Prometheus Operator collects metrics and alerts.
+    With --replicas 2..10, KEDA chooses the number of pods by the queue length. With --monitor, the Prometheus Operator
+    collects metrics and alerts.
     """
     from weir.manifests.kubernetes import kubernetes
 

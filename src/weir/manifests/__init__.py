@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import split_target
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, check, one_of, parse_size, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, parse_size, setting
 from weir.errors import SettingsError
 from weir.protocols.access import is_loopback
 from weir.serving import END_LIMIT, ServiceSettings
@@ -189,7 +189,6 @@ NAMED = _matching(
 )
 CPUS = _matching(r"[1-9][0-9]*m|(?=.*[1-9])[0-9]+(?:\.[0-9]{1,3})?", "must be CPUs, such as 2, 0.5 or 500m")
 BYTES = _matching(r"[1-9][0-9]*(?:\.[0-9]+)?(?:k|[MGT]|[KMGT]i)?", "must be bytes, such as 512Mi or 2Gi")
-HOST = _matching(r"(?:\*\.)?[a-z0-9-]+(?:\.[a-z0-9-]+)*", "must be a host name in lower case, such as api.example.com")
 REPLICAS: Rule = (
     lambda text: parse_replicas(text) is not None,
     "must be a number from 1 on, or a range of such, such as 2..10: nothing queues requests while no pod runs",
@@ -238,7 +237,7 @@ class ObjectSettings(Checked):
         None, "namespace of the objects (default: kubectl's current one)", rule=NAMED, metavar="NAMESPACE"
     )
     label: list[str] = setting([], "label to put on all objects", rule=LABELS, metavar="KEY=VALUE")
-    replicas: str = setting("1", "number of pods; with MIN..MAX an autoscaler chooses it", rule=REPLICAS, metavar="N")
+    replicas: str = setting("1", "number of pods; with MIN..MAX KEDA chooses it", rule=REPLICAS, metavar="N")
     cpu: str | None = setting(
         None,
         "CPUs that each pod requests (default: 1 for each worker, and 1 for each of several fronts)",
@@ -270,7 +269,7 @@ class ObjectSettings(Checked):
 
     @property
     def scales(self) -> bool:
-        """Whether an autoscaler chooses the number of replicas."""
+        """Whether KEDA chooses the number of replicas."""
         return self.range[0] < self.range[1]
 
 
@@ -278,11 +277,6 @@ class ObjectSettings(Checked):
 class AutoscalingSettings(Checked):
     """When pods are added and removed, where --replicas is a range."""
 
-    autoscaler: str = setting(
-        "keda",
-        "autoscaler: keda, which queries Prometheus, or hpa, which uses the Kubernetes metrics API",
-        rule=one_of("keda", "hpa"),
-    )
     target_waiting_rows: int | None = setting(
         None, "target queue length of each pod, in rows (default: max_batch_size times workers)", rule=AT_LEAST_ONE
     )
@@ -308,21 +302,6 @@ class MonitoringSettings(Checked):
 
 
 @dataclass(frozen=True)
-class IngressSettings:
-    """How callers from outside the cluster reach the Service."""
-
-    ingress: str | None = setting(None, "host name of an Ingress to print", metavar="HOST", rule=HOST)
-    ingress_class: str | None = setting(None, "class of the Ingress (default: the cluster's)", metavar="NAME")
-    ingress_tls: str | None = setting(None, "Secret with the certificate of the Ingress", metavar="NAME")
-
-    def __post_init__(self) -> None:
-        check(self)
-        for name in ("ingress_class", "ingress_tls"):
-            if self.ingress is None and getattr(self, name) is not None:
-                raise SettingsError(f"--{name.replace('_', '-')}={getattr(self, name)}: needs --ingress")
-
-
-@dataclass(frozen=True)
 class InferenceServiceSettings(Checked):
     """Says what only KServe has."""
 
@@ -335,17 +314,15 @@ class InferenceServiceSettings(Checked):
 
 
 # The settings of each kind of manifest, by heading.
-_OF_BOTH: Mapping[str, type[Any]] = {
+OF_KUBERNETES: Mapping[str, type[Any]] = {
     "Kubernetes": ObjectSettings,
     "Autoscaling": AutoscalingSettings,
     "Monitoring": MonitoringSettings,
 }
-OF_KUBERNETES: Mapping[str, type[Any]] = {**_OF_BOTH, "Ingress": IngressSettings}
-OF_KSERVE: Mapping[str, type[Any]] = {**_OF_BOTH, "KServe": InferenceServiceSettings}
-_ALL = {**OF_KUBERNETES, **OF_KSERVE}
+OF_KSERVE: Mapping[str, type[Any]] = {**OF_KUBERNETES, "KServe": InferenceServiceSettings}
 
 
-def manifest_settings(parts: Mapping[str, type[Any]] = _ALL) -> dict[str, Declared]:
+def manifest_settings(parts: Mapping[str, type[Any]] = OF_KSERVE) -> dict[str, Declared]:
     """Return the settings of `weir manifest` in addition to those of `weir serve`, by name."""
     return {each.name: each for part, kind in parts.items() for each in declared_by(kind, part, of_model=False)}
 
@@ -355,14 +332,13 @@ class Manifest(NamedTuple):
 
     Attributes:
         command: what the containers run.
-        objects, scaling, monitoring, ingress, serving: the settings of the objects themselves.
+        objects, scaling, monitoring, serving: the settings of the objects themselves.
     """
 
     command: ServeCommand
     objects: ObjectSettings
     scaling: AutoscalingSettings
     monitoring: MonitoringSettings
-    ingress: IngressSettings
     serving: InferenceServiceSettings
 
     @property
@@ -450,7 +426,7 @@ def read_manifest(command: ServeCommand, flags: Mapping[str, Sequence[str]]) -> 
     values = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     parts = [
         kind(**{name: value for name, value in values.items() if catalog[name].part == part})
-        for part, kind in _ALL.items()
+        for part, kind in OF_KSERVE.items()
     ]
     manifest = Manifest(command, *parts)
     _check_together(manifest, values)
@@ -466,16 +442,14 @@ def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
             "--image: not stated; name an image with Weir, the models and their imports that the cluster can pull"
         )
     if not objects.scales:
-        for name in ("autoscaler", "target_waiting_rows", "prometheus"):
+        for name in ("target_waiting_rows", "prometheus"):
             if name in values:
                 raise SettingsError(
                     f"{catalog[name].flag}={values[name]}: nothing scales without a range, such as --replicas 2..10"
                 )
-    elif scaling.autoscaler == "hpa" and "prometheus" in values:
-        raise SettingsError(f"--prometheus={scaling.prometheus}: only --autoscaler keda uses it")
-    if scaling.target_latency is not None and not monitored and (not objects.scales or scaling.autoscaler == "hpa"):
+    if scaling.target_latency is not None and not monitored and not objects.scales:
         raise SettingsError(
-            f"--target-latency={scaling.target_latency:g}: nothing enforces it; needs --replicas MIN..MAX with --autoscaler keda, or --monitor"
+            f"--target-latency={scaling.target_latency:g}: nothing enforces it; needs --replicas MIN..MAX, or --monitor"
         )
     if not manifest.command.settings.telemetry.metrics and (objects.scales or monitored):
         why = "--monitor" if monitored else f"--replicas={objects.replicas}"

@@ -10,16 +10,16 @@ The queries of Prometheus, when to add pods and when to alert, name metrics as t
 KServe runs a pod with the container of the runtime, its arguments followed by those of the service. It must run them as plain Deployments:
 Knative allows neither a `preStop` nor a grace period, and a pod without them is killed in the middle of its drain.
 
-A default install has no YAML library, and does not need one to write: what is difficult in YAML is to read it. A text stands plain
-only if no reader, of YAML 1.1 or 1.2, could take it for anything else; any other text is quoted, or a block where it has lines.
+A text stands plain in YAML only if no reader, of YAML 1.1 or 1.2, could take it for anything else.
 """
 
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from math import inf
 from typing import Any
+
+import yaml
 
 from weir.errors import SettingsError
 from weir.manifests import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest, parse_toleration
@@ -150,9 +150,8 @@ def kubernetes(manifest: Manifest) -> list[dict[str, Any]]:
         *config_map(manifest),
         _service(manifest),
         _deployment(manifest),
-        *_ingress(manifest),
         _disruption_budget(manifest),
-        *_autoscaler(manifest),
+        *_scaled_object(manifest),
         *monitoring(manifest, "app.kubernetes.io/instance", manifest.selector),
     ]
 
@@ -167,19 +166,6 @@ def _service(manifest: Manifest) -> dict[str, Any]:
         ports.append({"name": "grpc", "port": command.grpc_port, "targetPort": "grpc", "appProtocol": protocol})
     spec = {"selector": manifest.selector, "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": manifest.metadata(), "spec": spec}
-
-
-def _ingress(manifest: Manifest) -> list[dict[str, Any]]:
-    host, named, secret = manifest.ingress.ingress, manifest.ingress.ingress_class, manifest.ingress.ingress_tls
-    if host is None:
-        return []
-    backend = {"service": {"name": manifest.name, "port": {"name": "http"}}}
-    spec = {
-        **({"ingressClassName": named} if named else {}),
-        "rules": [{"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}],
-        **({"tls": [{"hosts": [host], "secretName": secret}]} if secret else {}),
-    }
-    return [{"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": manifest.metadata(), "spec": spec}]
 
 
 def _deployment(manifest: Manifest) -> dict[str, Any]:
@@ -230,30 +216,10 @@ def _disruption_budget(manifest: Manifest) -> dict[str, Any]:
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": manifest.metadata(), "spec": spec}
 
 
-def _autoscaler(manifest: Manifest) -> list[dict[str, Any]]:
+def _scaled_object(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the autoscaler of KEDA, which asks Prometheus itself; nothing if the number of pods is fixed."""
     if not manifest.objects.scales:
         return []
-    return [_scaled_object(manifest) if manifest.scaling.autoscaler == "keda" else _horizontal(manifest)]
-
-
-def _horizontal(manifest: Manifest) -> dict[str, Any]:
-    """Return the autoscaler of Kubernetes itself, which gets the metric from an adapter for Prometheus."""
-    fewest, most = manifest.objects.range
-    name = f"{manifest.command.settings.telemetry.metrics_namespace}_waiting_rows"
-    target = {"type": "AverageValue", "averageValue": str(manifest.target_waiting_rows)}
-    spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": manifest.name},
-        "minReplicas": fewest,
-        "maxReplicas": most,
-        "metrics": [{"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}],
-        "behavior": _BEHAVIOR,
-    }
-    metadata = manifest.metadata()
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}
-
-
-def _scaled_object(manifest: Manifest) -> dict[str, Any]:
-    """Return the autoscaler of KEDA, which asks Prometheus itself."""
     fewest, most = manifest.objects.range
     queries, scaling = queries_of(manifest), manifest.scaling
     triggers: list[dict[str, Any]] = [
@@ -270,7 +236,7 @@ def _scaled_object(manifest: Manifest) -> dict[str, Any]:
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOR}},
         "triggers": triggers,
     }
-    return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": manifest.metadata(), "spec": spec}
+    return [{"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": manifest.metadata(), "spec": spec}]
 
 
 def _trigger(manifest: Manifest, query: str, threshold: float, kind: str, **more: str) -> dict[str, Any]:
@@ -284,11 +250,7 @@ _OF_THE_POD = ("env", "envFrom", "resources")  # what differs between the servic
 
 
 def kserve(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the objects, in the order in which they are applied. Raises SettingsError for what KServe cannot do."""
-    if manifest.objects.scales and manifest.scaling.autoscaler == "hpa":
-        raise SettingsError(
-            "--autoscaler=hpa: KServe's own knows processors and memory only, not the queue; must be keda"
-        )
+    """Return the objects, in the order in which they are applied."""
     return [
         *config_map(manifest),
         _serving_runtime(manifest),
@@ -368,80 +330,33 @@ def _runtime_name(manifest: Manifest) -> str:
 _PLAIN = re.compile(r"(?:--)?[A-Za-z/][A-Za-z0-9_/]*(?:[-.=:/@]+[A-Za-z0-9_/]+)*")
 _RESERVED = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 _BLOCK = re.compile(r"[\t -~\n]*[!-~]\n")  # printable lines, of which the last is not blank
-_ONE_LINE = re.compile(r"[ -~]+")
-_UNPRINTABLE = re.compile(r"[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-_INDENT = "  "
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts so that no reader takes them for anything else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True: what is there twice is written twice."""
+        return True
+
+    def text(self, text: str) -> yaml.ScalarNode:
+        """Return the node of a text: plain where that is safe, a block where it has lines, else quoted."""
+        if _PLAIN.fullmatch(text) and not _RESERVED.fullmatch(text):
+            style = None
+        elif _BLOCK.fullmatch(text) and not text[0].isspace():
+            style = "|"
+        else:
+            style = "'" if '"' in text else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
 
 
 def documents(objects: Sequence[Any]) -> str:
-    """Return `objects` as YAML documents, one after another. Raises TypeError for a value that is no plain data."""
-    return "---\n".join("\n".join(_lines(each)) + "\n" for each in objects)
-
-
-def _lines(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the lines of `value`, where a value of its own line begins with `indent`."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _entry(f"{indent}{_scalar(key)}:", inner, indent, isinstance(inner, Mapping))
-    elif _is_list(value) and value:
-        for inner in value:
-            yield from _item(inner, indent)
-    else:
-        yield indent + _scalar(value)
-
-
-def _entry(head: str, value: Any, indent: str, deeper: bool) -> Iterator[str]:
-    """Yield `head` and the value that follows it, either on its line or below."""
-    if isinstance(value, str) and _BLOCK.fullmatch(value) and not value[0].isspace():
-        yield f"{head} |"
-        for line in value.splitlines():
-            yield f"{indent}{_INDENT}{line}" if line else ""
-    elif value and (isinstance(value, Mapping) or _is_list(value)):
-        yield head
-        yield from _lines(value, indent + _INDENT if deeper else indent)
-    else:
-        yield f"{head} {_scalar(value)}"
-
-
-def _item(value: Any, indent: str) -> Iterator[str]:
-    if value and (isinstance(value, Mapping) or _is_list(value)):
-        first, *rest = _lines(value, indent + _INDENT)
-        yield f"{indent}- {first[len(indent) + len(_INDENT) :]}"
-        yield from rest
-    else:
-        yield from _entry(f"{indent}-", value, indent, deeper=True)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, int):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value) else _quoted(value)
-    if isinstance(value, Mapping):
-        return "{}"
-    if _is_list(value):
-        return "[]"
-    raise TypeError(f"{value!r}: must be a dict, a list, a text, a number, true, false or null")
-
-
-def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    digits, exponent, power = repr(value).partition("e")
-    # YAML 1.1 knows an exponent only after a point.
-    return f"{digits}.0e{power}" if exponent and "." not in digits else repr(value)
-
-
-def _quoted(text: str) -> str:
-    if '"' in text and _ONE_LINE.fullmatch(text):
-        return "'" + text.replace("'", "''") + "'"
-    return _UNPRINTABLE.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
+    """Return `objects` as YAML documents, one after another."""
+    written: str = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=inf)
+    return written
 
 
 class Queries:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.batching.service_time import ServiceTime
 from weir.batching.workers import WorkerKinds
 from weir.errors import Conflict, ModelNotReady, SettingsError, WeirError
 from weir.messages import LONGEST_TIMEOUT, Form, Observer, Request
-from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.policy.residency import Presence
-from weir.serving import Composed
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase, WorkerStarts
 from weir.serving.handle import ModelFacts, ResidencyView
@@ -71,16 +69,6 @@ class WorkerView(TypedDict):
 ELSEWHERE: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
 
 
-class LoadedModel(NamedTuple):
-    """A model's class, the arguments for its constructor, the kind of model for the metadata, and what its service is called."""
-
-    model: type[Model]
-    params: dict[str, Any]
-    platform: str
-    name: str
-    version: str
-
-
 class OnDemand(Protocol):
     """Starts generations when requests come for them, and puts them to sleep. Their workers are forked from `templates`."""
 
@@ -111,8 +99,9 @@ class Generation:
     finishes what it accepted and is stopped. A stopped generation can be started again, with a new driver.
 
     Arguments:
-        loaded: the model.
-        settings: the settings of batching, workers and service.
+        facts: the model, with its settings of batching and service.
+        params: the arguments for its constructor.
+        workers: the settings of its workers.
         executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
         device: the models with which this one takes turns.
         hooks: the hooks of the service.
@@ -124,13 +113,13 @@ class Generation:
     """
 
     def __init__(
-        self, loaded: LoadedModel, settings: Composed, *, executor: Executor | MakeExecutor | None, hooks: ServiceHooks,
-        observers: Sequence[Observer], clock: Callable[[], float], device: DeviceGroup | None = None, on_demand: OnDemand | None = None,
+        self, facts: ModelFacts, params: dict[str, Any], workers: WorkerSettings, *, executor: Executor | MakeExecutor | None,
+        hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float], device: DeviceGroup | None = None,
+        on_demand: OnDemand | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.params, platform, name, version = loaded
-        self.batching, self._workers, self.settings = settings
-        self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
-        self.label = label = self.facts.label
+        self.facts, self.params, self._workers = facts, params, workers
+        self.model, self.batching, self.settings = facts.model, facts.batching, facts.settings
+        self.label = label = facts.label
         self._shared: SharesWorkers | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(

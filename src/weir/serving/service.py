@@ -34,7 +34,7 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import Tracer, submit_traced
-from weir.serving.generation import Generation, LoadedModel, OnDemand, summary
+from weir.serving.generation import Generation, OnDemand, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
 from weir.serving.hooks import ServiceHooks
 from weir.telemetry.recorder import Recorder
@@ -120,14 +120,16 @@ class Service:
             self.before_batch if kind.before_batch is not Service.before_batch else None,
             self.after_batch if kind.after_batch is not Service.after_batch else None,
         )
+        facts = ModelFacts(
+            self.name, version, self.model, platform, composed.batching, composed.service, hooked=any(hooks)
+        )
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
-            LoadedModel(self.model, params or {}, platform, self.name, self.version), composed,
-            executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
+            facts, params or {}, composed.workers, executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
         )  # fmt: skip
 
     @property

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -27,37 +26,11 @@ from weir.telemetry.recorder import Histogram, Metrics, Recorder
 logger = logging.getLogger("weir")
 
 
-class Levels(NamedTuple):
-    """What can be read of a running model at any moment.
-
-    `workers` has the number of workers by state, without those for bulk work only, `wanted_workers` says how many there shall be, and `policy` the figures of its policy by the keys of _POLICY, where
-    None is not shown; `version` is "" if it has none; sizes are in rows, requests, batches and bytes, as the names say.
-    """
-
-    waiting_rows: int
-    waiting_requests: int
-    running_batches: int
-    workers: Mapping[str, int]
-    wanted_workers: int
-    restarts: int
-    arena_bytes: int
-    arena_free_bytes: int
-    policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
-    waiting_bulk: int = 0
-    bulk_workers: int = 0
-    version: str = ""
-    kinds: Mapping[str, int] = MappingProxyType(
-        {}
-    )  # rows that workers of each kind have served, if they are of two kinds
-    places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
-    # The device that it shares with other models, and how many seconds it has had.
-    device: tuple[str, float] | None = None
-
-
 NAMESPACE = "weir"  # the first word of the names of metrics by default
 
 CodeOf = Callable[[str, type[WeirError] | None], str]
-ReadLevels = Callable[[], Mapping[str, Levels]]
+State = Mapping[str, Any]  # of a model: that of ModelControl, with its `version` and its `wanted_workers`
+ReadStates = Callable[[], Mapping[str, State]]
 
 # By attribute of a Recorder: name and help.
 _HISTOGRAMS = {
@@ -73,32 +46,39 @@ _HISTOGRAMS = {
     ),
     "bulk_total": ("weir_bulk_total_time_seconds", "From arrival to the end, of each request of bulk work."),
 }
-# By attribute of Levels: name and help.
-_LEVELS = {
-    "waiting_rows": ("weir_waiting_rows", "Rows in the queue."),
-    "waiting_bulk": ("weir_bulk_waiting_rows", "Rows of bulk work among them."),
-    "bulk_workers": ("weir_bulk_workers", "Workers for bulk work alone."),
-    "waiting_requests": ("weir_waiting_requests", "Requests in the queue."),
-    "running_batches": ("weir_running_batches", "Batches that workers hold."),
-    "arena_bytes": ("weir_arena_bytes", "Shared memory for large payloads and results."),
-    "arena_free_bytes": ("weir_arena_free_bytes", "Shared memory that is free."),
+# By name: help, and where the number is in the state of a model. Milliseconds are shown in seconds.
+_GAUGES = {
+    "weir_waiting_rows": ("Rows in the queue.", "waiting"),
+    "weir_bulk_waiting_rows": ("Rows of bulk work among them.", "waiting_bulk"),
+    "weir_waiting_requests": ("Requests in the queue.", "waiting_requests"),
+    "weir_running_batches": ("Batches that workers hold.", "in_flight_batches"),
+    "weir_arena_bytes": ("Shared memory for large payloads and results.", "gauges.arena_bytes"),
+    "weir_arena_free_bytes": ("Shared memory that is free.", "gauges.arena_free_bytes"),
+    "weir_workers_wanted": ("Target number of workers.", "wanted_workers"),
+    "weir_policy_rate": ("Arrival rate that the policy estimates, in rows per second.", "policy.rate"),
+    "weir_policy_limit": (
+        "Control limit at this rate: waiting rows at which the policy dispatches.",
+        "policy.limit",
+    ),
+    "weir_policy_predicted_response_time_seconds": (
+        "Mean response time predicted at this rate.",
+        "policy.predicted_response_time_ms",
+    ),
+    "weir_policy_measured_response_time_seconds": (
+        "Mean response time over the last half to whole minute.",
+        "policy.measured_response_time_ms",
+    ),
+    "weir_policy_predicted_power_watts": ("Mean power predicted at this rate.", "policy.predicted_power_w"),
+    "weir_policy_measured_power_watts": ("Power of the batches served, by the profile.", "policy.measured_power_w"),
+    "weir_policy_drift": (
+        "Rows per second that a worker could serve when it was measured, divided by those that it can serve now.",
+        "policy.drift",
+    ),
 }
-# Name, help, key and factor.
-_POLICY: tuple[tuple[str, str, str, float], ...] = (
-    ("weir_policy_rate", "Arrival rate that the policy estimates, in rows per second.", "rate", 1.0),
-    ("weir_policy_limit", "Control limit at this rate: waiting rows at which the policy dispatches.", "limit", 1.0),
-    (
-        "weir_policy_predicted_response_time_seconds", "Mean response time predicted at this rate.",
-        "predicted_response_time_ms", 0.001,
-    ),
-    (
-        "weir_policy_measured_response_time_seconds", "Mean response time over the last half to whole minute.",
-        "measured_response_time_ms", 0.001,
-    ),
-    ("weir_policy_predicted_power_watts", "Mean power predicted at this rate.", "predicted_power_w", 1.0),
-    ("weir_policy_measured_power_watts", "Power of the batches served, by the profile.", "measured_power_w", 1.0),
-    ("weir_policy_drift", "Rows per second that a worker could serve when it was measured, divided by those that it can serve now.", "drift", 1.0),
-)  # fmt: skip
+_COUNTERS = {
+    "weir_worker_restarts": ("Workers that were replaced.", "gauges.restarts"),
+    "weir_policy_failed_resolves": ("Failed attempts to solve tables.", "policy.failed_resolves"),
+}
 
 
 class Exposition(Collector):
@@ -110,16 +90,16 @@ class Exposition(Collector):
         metrics: the counts.
         code_of: returns the label `code` of a request's end, from the label `frontend` and the type of the error (None: an
             answer).
-        read_levels: returns the present levels of each model.
+        read_states: returns the present state of each model.
         namespace: the first word of all names.
     """
 
     def __init__(
-        self, metrics: Metrics, code_of: CodeOf, read_levels: ReadLevels = dict, namespace: str = NAMESPACE
+        self, metrics: Metrics, code_of: CodeOf, read_states: ReadStates = dict, namespace: str = NAMESPACE
     ) -> None:
         self._metrics = metrics
         self._code_of = code_of
-        self._read_levels = read_levels
+        self._read_states = read_states
         self.registry = _Named(namespace)
         self._shared: SharedCounts | None = None
         self._hidden: set[tuple[str, Definition]] = set()
@@ -144,9 +124,9 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
-        present = self._read_levels()
-        self._versions.update({label: levels.version for label, levels in present.items()})
-        for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present(present)):
+        states = self._read_states()
+        self._versions.update({label: state["version"] for label, state in states.items()})
+        for family in (*self._requests(), *self._transfers(), *self._batches(), *_present(states)):
             family.samples = [self._with_version(sample) for sample in family.samples]
             yield family
         lost = [((destination,), count) for destination, count in LOST.items()]
@@ -224,33 +204,49 @@ class Exposition(Collector):
                 family.add_metric((model,), histogram.cumulative(), histogram.sum)
             yield family
 
-    def _present(self, levels_by_model: Mapping[str, Levels]) -> Iterator[Metric]:
-        present = list(levels_by_model.items())
-        for attribute, (name, text) in _LEVELS.items():
-            yield _gauge(name, text, "model", [((model,), getattr(levels, attribute)) for model, levels in present])
-        workers = [((model, state), count) for model, levels in present for state, count in levels.workers.items()]
-        yield _gauge("weir_workers", "Workers, by state.", "model state", workers)
-        wanted = [((model,), levels.wanted_workers) for model, levels in present]
-        yield _gauge("weir_workers_wanted", "Target number of workers.", "model", wanted)
-        restarts = [((model,), levels.restarts) for model, levels in present]
-        yield _counter("weir_worker_restarts", "Workers that were replaced.", "model", restarts)
-        places = [((model, *place), 1) for model, levels in present for place in levels.places]
-        yield _gauge(
-            "weir_worker_place",
-            "1, with the location of a worker in a cluster as labels.",
-            "model worker node address gpus actor",
-            places,
-        )
-        kinds = [((model, kind), rows) for model, levels in present for kind, rows in levels.kinds.items()]
-        yield _counter("weir_kind_rows", "Rows that workers of each kind have served.", "model kind", kinds)
-        busy = [((levels.device[0], model), levels.device[1]) for model, levels in present if levels.device]
-        yield _counter(
-            "weir_device_busy_seconds",
-            "Time for which the model's batches had a device that models share.",
-            "device model",
-            busy,
-        )
-        yield from _policies({model: levels.policy for model, levels in present})
+
+def _present(states: Mapping[str, State]) -> Iterator[Metric]:
+    """Yield what can be read of the models at any moment."""
+    for make, families in ((_gauge, _GAUGES), (_counter, _COUNTERS)):
+        for name, (text, path) in families.items():
+            yield make(name, text, "model", _numbers(states, path.split(".")))
+    alone = [
+        ((model,), sum(worker["bulk"] and worker["state"] == "ready" for worker in state["workers"]))
+        for model, state in states.items()
+    ]
+    yield _gauge("weir_bulk_workers", "Workers for bulk work alone.", "model", alone)
+    workers = [(model, worker) for model, state in states.items() for worker in state["workers"]]
+    by_state = Counter((model, worker["state"]) for model, worker in workers if not worker["bulk"])
+    yield _gauge("weir_workers", "Workers, by state.", "model state", by_state.items())
+    places = [
+        ((model, str(at["index"]), at["node"], at["address"], ",".join(at["gpus"]), at["actor"]), 1)
+        for model, at in workers
+        if at["node"]
+    ]
+    where = "1, with the location of a worker in a cluster as labels."
+    yield _gauge("weir_worker_place", where, "model worker node address gpus actor", places)
+    kinds = [((model, kind["kind"]), kind["rows"]) for model, state in states.items() for kind in state["kinds"]]
+    yield _counter("weir_kind_rows", "Rows that workers of each kind have served.", "model kind", kinds)
+    devices = [(model, state["device"]) for model, state in states.items() if state["device"]]
+    busy = [((device["group"], model), device["busy_seconds"]) for model, device in devices]
+    text = "Time for which the model's batches had a device that models share."
+    yield _counter("weir_device_busy_seconds", text, "device model", busy)
+    resolves = [
+        ((model, reason), count)
+        for model, state in states.items()
+        for reason, count in state["policy"].get("resolves", {}).items()
+    ]
+    yield _counter("weir_policy_resolves", "Tables that were solved and swapped in.", "model reason", resolves)
+
+
+def _numbers(states: Mapping[str, State], path: Sequence[str]) -> "Samples":
+    """Yield the number at `path` in the state of each model that has one."""
+    for model, state in states.items():
+        found: Any = state
+        for key in path:
+            found = found.get(key)
+        if found is not None:
+            yield (model,), 0.001 * found if path[-1].endswith("_ms") else found
 
 
 def _own_samples(model: str, definition: Definition, series: Mapping[tuple[Values, str], Change]) -> Iterator[Sample]:
@@ -342,20 +338,6 @@ class SharedCounts:
         for values in self._values.values():
             values.close()
         self._levels.unlink(missing_ok=True)
-
-
-def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    for name, text, key, factor in _POLICY:
-        known = [((model,), factor * each[key]) for model, each in policies.items() if each.get(key) is not None]
-        yield _gauge(name, text, "model", known)
-    resolves = [
-        ((model, reason), count)
-        for model, policy in policies.items()
-        for reason, count in policy.get("resolves", {}).items()
-    ]
-    yield _counter("weir_policy_resolves", "Tables that were solved and swapped in.", "model reason", resolves)
-    failed = [((model,), policy.get("failed_resolves", 0)) for model, policy in policies.items()]
-    yield _counter("weir_policy_failed_resolves", "Failed attempts to solve tables.", "model", failed)
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, and the number

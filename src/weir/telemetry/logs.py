@@ -163,13 +163,7 @@ def _record_of(line: str, stream: str) -> logging.LogRecord:
 
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
     machine = log_format == "json"
-    common: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine),
-        redact,
-    ]
+    timestamp = structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine)
     last: list[Processor] = [
         _make_printable,
         structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, exception_formatter=_plain_traceback),
@@ -177,8 +171,8 @@ def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
     if machine:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
     return ProcessorFormatter(
-        processors=[_add_record, _add_trace, ProcessorFormatter.remove_processors_meta, *common[3:], *last],
-        foreign_pre_chain=common[:3],
+        processors=[_add_record, _add_trace, ProcessorFormatter.remove_processors_meta, timestamp, redact, *last],
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
         use_get_message=True,
     )
 

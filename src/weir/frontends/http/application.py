@@ -9,7 +9,6 @@ import logging
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -82,12 +81,11 @@ from weir.protocols.response import (
     json_response,
 )
 from weir.serving.handle import ModelHandle, ModelHealth
-from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
+from weir.telemetry.exposition import NAMESPACE, Exposition, ModelCounts, State, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire.schema import read_document, schema_of
 from weir.wire.status import codes_of_type
 from weir.wire.values import UNWRITABLE, decode, encode
-from weir.workers.executor import READY
 
 if TYPE_CHECKING:
     from weir.serving.handle import Models
@@ -480,7 +478,7 @@ def make_exposition(
     With `triton_names` it also has the metrics that Triton's dashboards use. `namespace` is the first word of the names of all other metrics.
     """
     exposition = Exposition(
-        metrics, code_of, lambda: {each.facts.label: levels_of(each) for each in registry.all}, namespace
+        metrics, code_of, lambda: {each.facts.label: state_of(each) for each in registry.all}, namespace
     )
     if triton_names:
         exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
@@ -549,31 +547,11 @@ def code_of(frontend: str, kind: type[WeirError] | None) -> str:
     return "ok" if kind is None else kind.__name__
 
 
-def levels_of(service: "ModelHandle") -> Levels:
-    """Return the current levels of `service` for the metrics."""
+def state_of(service: "ModelHandle") -> State:
+    """Return the present state of `service` for the metrics."""
     state = service.control.state()
-    gauges, scaling, device = state["gauges"], state["scaling"], state["device"]
-    return Levels(
-        version=service.facts.version,
-        waiting_rows=state["waiting"],
-        waiting_bulk=state["waiting_bulk"],
-        waiting_requests=state["waiting_requests"],
-        running_batches=state["in_flight_batches"],
-        workers=Counter(worker["state"] for worker in state["workers"] if not worker["bulk"]),
-        bulk_workers=sum(worker["bulk"] and worker["state"] == READY for worker in state["workers"]),
-        wanted_workers=service.control.worker_count if scaling is None else scaling["wanted"],
-        restarts=gauges.get("restarts", 0),
-        arena_bytes=gauges.get("arena_bytes", 0),
-        arena_free_bytes=gauges.get("arena_free_bytes", 0),
-        policy=state["policy"],
-        device=None if device is None else (device["group"], device["busy_seconds"]),
-        kinds={each["kind"]: each["rows"] for each in state["kinds"]},
-        places=[
-            (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
-            for worker in state["workers"]
-            if worker["node"]
-        ],
-    )
+    wanted = service.control.worker_count if state["scaling"] is None else state["scaling"]["wanted"]
+    return {**state, "version": service.facts.version, "wanted_workers": wanted}
 
 
 _log = logging.getLogger("weir.http")

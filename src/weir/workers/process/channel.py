@@ -273,19 +273,19 @@ class ChildChannel:
 
     def _wait(self) -> int:
         try:
-            return self._socket.recv_into(self._buffer) or self._end()
+            return self._socket.recv_into(self._buffer) or self.server_left()
         except LEFT:
-            return self._end()
+            return self.server_left()
 
     def _receive_now(self) -> int:
         try:
-            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT) or self._end()
+            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT) or self.server_left()
         except BlockingIOError:
             return 0
         except LEFT:
-            return self._end()
+            return self.server_left()
 
-    def _end(self) -> int:
+    def server_left(self) -> int:
         """Act on the end of the connection; return 0. A worker that can outlive its server overrides this."""
         return 0
 

@@ -16,15 +16,15 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, Protocol, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from weir.errors import SettingsError, printable, printable_lines
-from weir.messages import Batch, Events
+from weir.messages import Batch
 from weir.model import Model
-from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, Turn, encode_control
+from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel, ServerSocket
 from weir.workers.process.entry import become_idle, prepare
@@ -187,26 +187,7 @@ class _Printable(logging.Formatter):
         return printable_lines(super().formatStack(stack_info))
 
 
-class BatchChannel(Protocol):
-    """The worker's end of the connection to its server (see ChildChannel)."""
-
-    def receive(self) -> Start | Turn | Batch | Stop:
-        """Return the next frame to act on, when it has come."""
-
-    def look(self) -> None:
-        """Read what has arrived, without waiting; above all cancellations."""
-
-    def cancelled(self, batch_id: int) -> Container[int]:
-        """Return the cancelled entries of a batch that is here; the object grows."""
-
-    def report(self, events: Events) -> None:
-        """Send `events`."""
-
-    def restarted(self, batch_id: int) -> None:
-        """Tell the server that `predict` is called again for a part of this batch."""
-
-
-def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int, concurrency: int = 1) -> None:
+def run_batches(channel: ChildChannel, runner: AnyRunner, pipeline_depth: int, concurrency: int = 1) -> None:
     """Run the batches that come through `channel` until the server says stop or leaves. Raises SystemExit of the model, which is unloaded then."""
     batches, worker = BatchLoop(channel, runner), os.getpid()
     try:
@@ -235,7 +216,7 @@ def note_exit(error: BaseException) -> None:
 class BatchLoop:
     """Runs the batches that come through a channel until the server says stop or leaves."""
 
-    def __init__(self, channel: BatchChannel, runner: AnyRunner) -> None:
+    def __init__(self, channel: ChildChannel, runner: AnyRunner) -> None:
         self._channel = channel
         self._runner = runner
         self._sending = threading.Lock()

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from weir.messages import Batch, Events
-from weir.wire.frames import Frame, FrameParser, Ready, Start, Stop, Turn, WorkerPlaced, encode_control
+from weir.wire.frames import FrameParser, Ready, Start, Stop, Turn, WorkerPlaced, encode_control
 from weir.workers.arena import PayloadFetch, ResultPlaces
 from weir.workers.process.channel import LEFT, ChildChannel
 from weir.workers.process.program import build_runner, open_channel, run_batches, start_failed
@@ -37,20 +37,31 @@ class NotOwned(Exception):
 
 
 class Ownership:
-    """The time for which the `number`-th server has the actor. It says so by calls of `listen`, one after the other."""
+    """The time for which the `number`-th server has the actor; 0: the one that has made it. It says so by calls of `listen`, one after the other."""
 
     def __init__(self, number: int = 0) -> None:
         self._number = number
         self._changed = threading.Condition()
+        self._calls = 0  # of `listen`
         self._ended = False  # the model is unloaded
         self._left = ""  # why the server has left
 
     def listen(self, number: int, seconds: float | None) -> bool:
         """Return whether the worker goes on: False as soon as it has stopped, True after so many seconds. `number` tells which server calls."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._is_owner(number), seconds)
+            self.check(number)
+            self._calls += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self._left, seconds)
             self.check(number)
             return not self._ended
+
+    def goes_on(self, seconds: float) -> bool:
+        """Return whether a server that has adopted the actor calls `listen` within so many seconds, and does not leave."""
+        with self._changed:
+            before = self._calls
+            self._changed.wait_for(lambda: self._left or self._calls != before, seconds if self._number else 0.0)
+            return self._calls != before and not self._left
 
     def leave(self, reason: str) -> None:
         """Have the calls of the server fail, because it leaves. The model stays."""
@@ -66,16 +77,8 @@ class Ownership:
 
     def check(self, number: int) -> None:
         """Raise NotOwned unless the server of this number has the actor."""
-        if not self._is_owner(number):
+        if number != self._number or self._left:
             raise NotOwned(self._left or "another server has taken this actor over")
-
-    def _is_owner(self, number: int) -> bool:
-        return number == self._number and not self._left
-
-
-def _cancel_all(cancelled: dict[int, set[int]], sizes: dict[int, int]) -> None:
-    for batch_id, size in list(sizes.items()):
-        cancelled.get(batch_id, set()).update(range(size))
 
 
 class ServerConnection(ChildChannel):
@@ -94,6 +97,10 @@ class ServerConnection(ChildChannel):
     def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come; Stop when the server has left."""
         frame = super().receive()
+        if isinstance(frame, Batch):
+            self._sizes[frame.batch_id] = len(frame.payloads)
+            if self._left:
+                self.server_left()
         self.kept = isinstance(frame, Stop) and (frame.keep or self._left)
         return frame
 
@@ -102,15 +109,25 @@ class ServerConnection(ChildChannel):
         try:
             super().send(frame)
         except LEFT:
-            self._end()
+            self.server_left()
 
     def report(self, events: Events) -> None:
         """Send `events`, unless the server has left."""
         if events.final:
             self._sizes.pop(events.batch_id, None)
-        super().report(events)
+        try:
+            super().report(events)
+        except LEFT:
+            self.server_left()
 
-    def leave(self) -> None:
+    def server_left(self) -> int:
+        """Note that nobody waits for the batches that are here any more; return 0."""
+        self._left = True
+        for batch_id, size in list(self._sizes.items()):
+            self._cancelled.get(batch_id, set()).update(range(size))
+        return 0
+
+    def end(self) -> None:
         """End the connection, from another thread, although the server has not left."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -118,15 +135,6 @@ class ServerConnection(ChildChannel):
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
-
-    def _note(self, frames: list[Frame]) -> None:
-        self._sizes.update((frame.batch_id, len(frame.payloads)) for frame in frames if isinstance(frame, Batch))
-        super()._note(frames)
-
-    def _end(self) -> int:
-        self._left = True
-        _cancel_all(self._cancelled, self._sizes)
-        return 0
 
 
 class Tenure:
@@ -159,7 +167,7 @@ class Tenure:
 
     def leave(self) -> None:
         """End the connection."""
-        self._connection.leave()
+        self._connection.end()
 
     def _close(self) -> None:
         """Close the connection, and give the memory that is shared with the server back."""
@@ -189,9 +197,6 @@ class WorkerActor:
         self._start_answer = b""
         self._ended = threading.Event()  # the model is unloaded, or was never loaded
         self._adopting = threading.Lock()
-        self._renewals = threading.Condition()
-        self._renewed = 0  # how often its server has asked whether there is something to say
-        self._owned = False
 
     def adopt(self, version: str, token: bytes) -> tuple[str, int]:
         """Take a detached actor over. Return "" and the number of the server, or why it cannot be had: "serves" another server, or has another
@@ -203,22 +208,15 @@ class WorkerActor:
                 return "version", 0
             if self._tenure is not None:
                 self._tenure.leave()
-            with self._renewals:
-                self._owner.leave("another server has taken this actor over")
-                self._owners += 1
-                self._owner = Ownership(self._owners)
-                self._token, self._owned = token, True
+            self._owner.leave("another server has taken this actor over")
+            self._owners += 1
+            self._owner, self._token = Ownership(self._owners), token
             return "", self._owners
 
     def is_owned(self) -> bool:
         """Return whether it has a server that lives: one that has not left asks again within RENEWAL seconds."""
-        with self._renewals:
-            before = self._renewed
-            return (
-                self._owned
-                and self._renewals.wait_for(lambda: self._renewed != before or not self._owned, RENEWAL + 1.0)
-                and self._owned
-            )
+        owner = self._owner
+        return owner.goes_on(RENEWAL + 1.0) or (owner is not self._owner and self.is_owned())
 
     def placement(self) -> bytes:
         """Return the frame that says where this worker is."""
@@ -261,9 +259,6 @@ class WorkerActor:
 
     def listen(self, number: int = 0) -> bool:
         """Return False when the worker has stopped; True from a detached actor after RENEWAL seconds, when the server has to ask again."""
-        with self._renewals:
-            self._renewed += 1
-            self._renewals.notify_all()
         return self._owner.listen(number, RENEWAL if number else None)
 
     def stop(self) -> None:
@@ -288,14 +283,6 @@ class WorkerActor:
         offer, self._offer = self._offer, None
         if offer is not None:
             offer.close()
-
-    def _release(self, owner: Ownership) -> None:
-        """Have no server, unless another one than this `owner` has the actor by now."""
-        with self._renewals:
-            if owner is self._owner:
-                self._owned = False
-                self._renewals.notify_all()
-        owner.leave("its server has left it")
 
     def _main(self, start: Start) -> None:
         """Be the model's thread, from its loading to its end. SystemExit of the model ends the process, as it ends a worker process."""
@@ -334,7 +321,7 @@ class WorkerActor:
             kept = tenure.run(runner, options)
             if not (kept and self._version):  # only a detached actor outlives its server
                 break
-            self._release(tenure.owner)
+            tenure.owner.leave("its server has left it")
             tenure = self._tenures.get()
         runner.stop()
 

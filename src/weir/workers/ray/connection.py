@@ -6,19 +6,20 @@ way back. The actor listens (`ConnectionOffer`), the process that speaks with Ra
 Frames have pickles in them, so before any is sent or read each side proves that it has the token, which came to the actor by Ray: with a hash of the token
 and of a random number of the other side. Between nodes all of it is encrypted if Ray encrypts its own traffic (RAY_USE_TLS), with
 the same certificates. The socket of a connection is passed from process to process, and read by what knows nothing of TLS (process/channel.py). So TLS ends
-in a thread beside each end, the `_Relay`, and what is passed on is a plain socket to that thread.
+in a thread beside each end, and what is passed on is a plain socket to that thread.
 """
 
+import asyncio
 import contextlib
 import hmac
 import os
 import secrets
-import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 TOKEN_BYTES = 32
@@ -196,7 +197,6 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 CHUNK_BYTES = 256 << 10
-MOST_BYTES = 4 << 20  # that one side may be behind the other
 _VARIABLES = {"certificate": "RAY_TLS_SERVER_CERT", "key": "RAY_TLS_SERVER_KEY", "authority": "RAY_TLS_CA_CERT"}
 
 
@@ -224,116 +224,57 @@ def encrypted(
 
     Raises OSError if there is no agreement by the instant `until` of time.monotonic.
     """
+    ours, theirs = socket.socketpair()
+    agreed: Future[None] = Future()
+    work = _relay(_agreement(connection, context, until, host), theirs, agreed)
+    threading.Thread(target=asyncio.run, args=(work,), name="weir-tls", daemon=True).start()
     try:
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(incoming, outgoing, server_side=host is None, server_hostname=host)
-        _agree(connection, tls, incoming, outgoing, until)
-        ours, theirs = socket.socketpair()
+        agreed.result()
     except BaseException:
         connection.close()
+        ours.close()
         raise
-    _Relay(connection, tls, incoming, outgoing, theirs).start()
     return ours
 
 
-def _agree(
-    connection: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, until: float
-) -> None:
-    """Do the handshake. Raises OSError."""
-    while True:
-        connection.settimeout(max(until - time.monotonic(), 0.001))
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _agreement(connection: socket.socket, context: ssl.SSLContext, until: float, host: str | None) -> Streams:
+    """Do the handshake, and return the streams of what is encrypted. Raises OSError."""
+    connection.setblocking(False)
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    limits: Any = {"ssl_handshake_timeout": max(until - time.monotonic(), 0.001), "ssl_shutdown_timeout": PATIENCE}
+    if host is None:
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context, **limits)
+    else:
+        transport, _ = await loop.create_connection(
+            lambda: protocol, sock=connection, ssl=context, server_hostname=host, **limits
+        )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _relay(agreement: Awaitable[Streams], plain: socket.socket, agreed: "Future[None]") -> None:
+    """Pass bytes between an encrypted connection and the socket `plain`, until one of them ends; then pass on what has come, and end the other.
+    `agreed` gets what the agreement raises."""
+    with plain:
         try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            is_done = False
-        else:
-            is_done = True
-        finally:
-            if outgoing.pending:
-                connection.sendall(outgoing.read())
-        if is_done:
+            reader, writer = await agreement
+        except BaseException as error:
+            agreed.set_exception(error)
             return
-        data = connection.recv(CHUNK_BYTES)
-        if not data:
-            raise ConnectionResetError("the peer disconnected")
-        incoming.write(data)
+        agreed.set_result(None)
+        plain_reader, plain_writer = await asyncio.open_connection(sock=plain)
+        await asyncio.gather(_copy(reader, plain_writer), _copy(plain_reader, writer))
 
 
-class _Relay(threading.Thread):
-    """Passes bytes between an encrypted connection and a plain socket, until one of them ends; then it passes on what has come, and ends the other."""
-
-    def __init__(
-        self,
-        encrypted: socket.socket,
-        tls: ssl.SSLObject,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        plain: socket.socket,
-    ) -> None:
-        super().__init__(name="weir-tls", daemon=True)
-        self._encrypted = encrypted
-        self._tls = tls
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._plain = plain
-        self._to_plain = bytearray()
-        self._to_encrypted = bytearray()
-        self._ended = False  # nothing more comes from one of them
-
-    def run(self) -> None:
-        """Pass bytes on."""
-        with self._encrypted, self._plain:
-            try:
-                self._encrypted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._encrypted.setblocking(False)
-                self._plain.setblocking(False)
-                self._decrypt()  # what has come with the end of the handshake
-                while not self._ended:
-                    self._turn()
-            except OSError:  # ssl.SSLError is one
-                return
-            for target, data in ((self._plain, self._to_plain), (self._encrypted, self._to_encrypted)):
-                with contextlib.suppress(OSError):  # it was this one that has ended
-                    target.setblocking(True)
-                    target.sendall(data)
-
-    def _turn(self) -> None:
-        poll = select.poll()
-        poll.register(self._encrypted, _events(self._to_plain, self._to_encrypted))
-        poll.register(self._plain, _events(self._to_encrypted, self._to_plain))
-        ready = dict(poll.poll())
-        if events := ready.get(self._encrypted.fileno()):
-            if events & ~select.POLLOUT and len(self._to_plain) < MOST_BYTES:
-                data = self._encrypted.recv(CHUNK_BYTES)
-                self._incoming.write(data) if data else self._incoming.write_eof()
-                self._decrypt()
-            if events & select.POLLOUT:
-                del self._to_encrypted[: self._encrypted.send(self._to_encrypted)]
-        if events := ready.get(self._plain.fileno()):
-            if events & ~select.POLLOUT and len(self._to_encrypted) < MOST_BYTES:
-                self._encrypt(self._plain.recv(CHUNK_BYTES))
-            if events & select.POLLOUT:
-                del self._to_plain[: self._plain.send(self._to_plain)]
-
-    def _decrypt(self) -> None:
-        try:
-            while data := self._tls.read(CHUNK_BYTES):
-                self._to_plain += data
-            self._ended = True
-        except ssl.SSLWantReadError:
-            pass
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            self._ended = True
-        self._to_encrypted += self._outgoing.read()
-
-    def _encrypt(self, data: bytes) -> None:
-        if data:
-            self._tls.write(data)
-        else:
-            self._ended = True
-        self._to_encrypted += self._outgoing.read()
-
-
-def _events(received: bytearray, to_send: bytearray) -> int:
-    """Return what to wait for: more to read while not too much is `received`, and room for what is `to_send`."""
-    return (select.POLLIN if len(received) < MOST_BYTES else 0) | (select.POLLOUT if to_send else 0)
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Pass on what comes until the end of `source` or `target`, and end `target` then."""
+    with contextlib.suppress(OSError):  # ssl.SSLError is one
+        while data := await source.read(CHUNK_BYTES):
+            target.write(data)
+            await target.drain()
+    target.close()
+    with contextlib.suppress(OSError):
+        await target.wait_closed()
