@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.batching.service_time import ServiceTime
@@ -69,6 +69,14 @@ class WorkerView(TypedDict):
 ELSEWHERE: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
 
 
+class LoadedModel(NamedTuple):
+    """A model with its settings, the arguments for its constructor, and the settings of its workers."""
+
+    facts: ModelFacts
+    params: dict[str, Any]
+    workers: WorkerSettings
+
+
 class OnDemand(Protocol):
     """Starts generations when requests come for them, and puts them to sleep. Their workers are forked from `templates`."""
 
@@ -99,9 +107,7 @@ class Generation:
     finishes what it accepted and is stopped. A stopped generation can be started again, with a new driver.
 
     Arguments:
-        facts: the model, with its settings of batching and service.
-        params: the arguments for its constructor.
-        workers: the settings of its workers.
+        loaded: the model.
         executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
         device: the models with which this one takes turns.
         hooks: the hooks of the service.
@@ -113,11 +119,11 @@ class Generation:
     """
 
     def __init__(
-        self, facts: ModelFacts, params: dict[str, Any], workers: WorkerSettings, *, executor: Executor | MakeExecutor | None,
-        hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float], device: DeviceGroup | None = None,
-        on_demand: OnDemand | None = None,
+        self, loaded: LoadedModel, *, executor: Executor | MakeExecutor | None, hooks: ServiceHooks, observers: Sequence[Observer],
+        clock: Callable[[], float], device: DeviceGroup | None = None, on_demand: OnDemand | None = None,
     ) -> None:  # fmt: skip
-        self.facts, self.params, self._workers = facts, params, workers
+        facts, self.params, self._workers = loaded
+        self.facts = facts
         self.model, self.batching, self.settings = facts.model, facts.batching, facts.settings
         self.label = label = facts.label
         self._shared: SharesWorkers | None = None

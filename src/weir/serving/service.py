@@ -34,7 +34,7 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import Tracer, submit_traced
-from weir.serving.generation import Generation, OnDemand, summary
+from weir.serving.generation import Generation, LoadedModel, OnDemand, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
 from weir.serving.hooks import ServiceHooks
 from weir.telemetry.recorder import Recorder
@@ -129,7 +129,8 @@ class Service:
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
-            facts, params or {}, composed.workers, executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
+            LoadedModel(facts, params or {}, composed.workers), executor=executor, device=device, hooks=hooks, observers=observers,
+            clock=clock, on_demand=on_demand,
         )  # fmt: skip
 
     @property

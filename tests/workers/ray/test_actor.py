@@ -1,15 +1,11 @@
 """A detached actor outlives its servers: what it does between two of them, without a Ray."""
 
 import socket
-import threading
 from contextlib import closing
-
-import pytest
 
 from weir.messages import OBJECT, Batch, Events
 from weir.wire.frames import FrameParser, Stop, encode_batch
-from weir.workers.ray import actor
-from weir.workers.ray.actor import NotOwned, ServerConnection, WorkerActor
+from weir.workers.ray.actor import ServerConnection
 
 
 def test_a_worker_that_outlives_its_server_finishes_its_batches_for_nobody() -> None:
@@ -27,26 +23,3 @@ def test_a_worker_that_outlives_its_server_finishes_its_batches_for_nobody() -> 
         assert isinstance(channel.receive(), Batch) and 1 in channel.cancelled(2)
         channel.report(Events(2, [b"a", b"b"]))
         assert isinstance(channel.receive(), Stop) and channel.kept
-
-
-def test_it_has_one_server_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "RENEWAL", 0.01)
-    worker, left = WorkerActor("v", b""), threading.Event()
-    assert not worker.is_owned()
-    assert worker.adopt("other", b"") == ("version", 0)
-    assert worker.adopt("v", b"") == ("", 1)
-
-    def serve() -> None:
-        while not left.is_set():
-            assert worker.listen(1)
-
-    server = threading.Thread(target=serve)
-    server.start()
-    assert worker.is_owned() and worker.adopt("v", b"") == ("serves", 0)
-    left.set()
-    server.join()
-    assert not worker.is_owned()
-    assert worker.adopt("v", b"") == ("", 2)
-    with pytest.raises(NotOwned, match="another server has taken this actor over"):
-        worker.listen(1)
-    assert worker.listen(2)
