@@ -232,7 +232,7 @@ def metrics_page() -> str:
     shown = [
         *Exposition(Metrics(), lambda frontend, error: "").collect(),
         *NumbersCollector(lambda: held(Account(HttpSettings()))).collect(),
-        *FrontMetrics(list, int).collect(),
+        *FrontMetrics(list).collect(),
         *NumbersCollector(lambda: in_memory(Residents(Room()))).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)

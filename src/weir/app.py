@@ -211,9 +211,9 @@ class App:
         server = FrontsServer(
             site.kserve, site.asgi, plan, notified.observers, log=notified.log, websockets=site.websockets, route_handlers=handlers
         )  # fmt: skip
-        self._front_rows = lambda: rows_of(server.fronts, server.connections_of)
+        self._front_rows = lambda: rows_of(server.fronts)
         if site.exposition is not None:
-            site.exposition.registry.register(FrontMetrics(lambda: server.fronts, server.connections_of))
+            site.exposition.registry.register(FrontMetrics(lambda: server.fronts))
         return server
 
     def _show_fronts(self) -> Sequence[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from tests.served import COLD, Served, until
 from tests.wire.test_tensors_packed import texts
 
 from weir.client import GrpcClient
-from weir.wire.inference import InferenceRequest, TensorValue
+from weir.wire.inference import InferenceRequest, RequestedOutput, TensorValue
 from weir.wire.kserve_grpc import message, methods, read_response, write_request
 
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
@@ -31,6 +31,9 @@ def channel(served: Served) -> Iterator[Any]:
         yield opened
 
 
+REGION: dict[str, Any] = {"shared_memory_region": "mine", "shared_memory_byte_size": 8}
+
+
 def tensors(model: str, array: Any, datatype: str = "FP32", **more: Any) -> bytes:
     name = "input" if model in ("square", "measured") else "a"
     return write_request(InferenceRequest(model, [TensorValue(name, datatype, array)], **more))
@@ -39,6 +42,7 @@ def tensors(model: str, array: Any, datatype: str = "FP32", **more: Any) -> byte
 CALLS = {
     "tensors": (INFER, tensors("add", ROWS)),
     "an id": (INFER, tensors("add", ROWS, id="mine", parameters={"priority": 1})),
+    "an output in a region": (INFER, tensors("add", ROWS, outputs=[RequestedOutput("sum", REGION)])),
     "texts": (INFER, tensors("texts", texts(b"hi", b"you"), "BYTES")),
     "a large body": (INFER, tensors("mean", numpy.ones((3, 20_000), "<f4"))),
     "more rows than a batch has": (INFER, tensors("add", numpy.ones((300, 2), "<f4"))),

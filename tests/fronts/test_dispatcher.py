@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from tests.rings import subcases
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded
-from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared, KnownForm, RemoteRequest
+from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared, RemoteRequest
 from weir.fronts.messages import (
     LONGEST_PAYLOAD,
     CallerLeft,
@@ -31,13 +32,13 @@ from weir.fronts.messages import (
     Submit,
     Transferred,
     WantPlace,
+    batch_key,
     frame_of,
-    packed_key,
     reader_of_dispatcher,
     reader_of_front,
     sent_error,
 )
-from weir.fronts.passing import ConnectionSender, socket_pair
+from weir.fronts.passing import ConnectionSender, Passage, socket_pair
 from weir.messages import JSON, Form, Kind
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, SharedAccount, SharedFigures, table_bytes
@@ -46,7 +47,7 @@ from weir.testing import FakeExecutor, RecordingObserver
 from weir.workers.arena import create_memory
 
 # Some requests are made when the module is imported: they must not expire before their test.
-FORM = RequestForm(0, 1, b"", Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
+FORM = RequestForm(0, 1, Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
 
 
 class Front:
@@ -146,14 +147,13 @@ async def test_requests_expire_are_explained_or_find_the_queue_full() -> None:
 
 def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
     form = Form(2.5, Kind.ITEM, "a/b", "c/d", 4, 4.0, (("x", "<f4", (2,)), "mine"), -3, "http", explain=True)
-    frame = frame_of([RequestForm(0, 1, packed_key(form.key), form.replaced(key=None))])
-    ((sent,),) = reader_of_front().feed(memoryview(frame))
+    ((sent,),) = reader_of_front().feed(memoryview(frame_of([RequestForm(0, 1, form)])))
     assert isinstance(sent, RequestForm)
-    known = KnownForm(sent, None, None)  # type: ignore[arg-type]  # not asked
-    assert known.form == form and hash(known.form)
-    made = RemoteRequest(None, None, known.form, 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
+    known = sent.form.replaced(key=batch_key(sent.form.key))
+    assert known == form and hash(known)
+    made = RemoteRequest(None, None, known, 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
     for name in RequestBase.__slots__:
-        assert getattr(made, name) == getattr(RequestBase(known.form, b"body", 10.0), name), name
+        assert getattr(made, name) == getattr(RequestBase(known, b"body", 10.0), name), name
 
 
 BAD: dict[str, bytes | bytearray] = {
@@ -163,7 +163,7 @@ BAD: dict[str, bytes | bytearray] = {
     "no rows": frame_of([msgspec.structs.replace(FORM, form=FORM.form.replaced(rows=0))]),
     "an endless timeout": frame_of([msgspec.structs.replace(FORM, form=FORM.form.replaced(timeout=1e30))]),
     "a number of a form that is too large": frame_of([msgspec.structs.replace(FORM, number=1 << 20)]),
-    "a key that is none": frame_of([msgspec.structs.replace(FORM, key=b"\x80")]),
+    "a key that is none": frame_of([msgspec.structs.replace(FORM, form=FORM.form.replaced(key={}))]),
     "an unknown form": frame_of([request(1, form=8)]),
     "two of one number": frame_of([FORM, request(1), request(1)]),
     "more than it can have connections": frame_of([FORM, *map(request, range(7))]),
@@ -237,7 +237,7 @@ async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
     async with connected(executor, max_waiting_bytes=16 << 20) as (front, _, account):
         for number in range(12):
             await front.send(*([FORM] if not number else []), request(number))
-            await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.requests)  # type: ignore[misc]  # bound at once
+            await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.open)  # type: ignore[misc]  # bound at once
         await asyncio.sleep(0)
         assert account.max_connection_bytes < account.held_bytes <= account.max_connection_bytes + 2 * len(large)
         ends = [await front.next() for _ in range(12)]
@@ -249,25 +249,27 @@ async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
         assert account.held_bytes == 0
 
 
+def sender_over(end: socket.socket) -> tuple[ConnectionSender, SharedAccount]:
+    fd = create_memory("test-figures", table_bytes(2))
+    account = SharedAccount(HttpSettings(), SharedFigures(fd, 2), 1)
+    os.close(fd)
+    return ConnectionSender(end, asyncio.get_running_loop(), account), account
+
+
 async def test_a_connection_is_passed_with_its_bytes() -> None:
     async with connected() as (front, _, _):
         one, other = socket.socketpair()
         with one, other:
+            sender, _ = sender_over(front.connections)
             for data in (b"GET / HTTP/1.1\r\n", bytes(100_000)):
-                parts = [data[start : start + 32_768] for start in range(0, len(data), 32_768)]
-                for index, part in enumerate(parts):
-                    mark = (index == 0) | ((index == len(parts) - 1) << 1)
-                    socket.send_fds(front.connections, [bytes([mark]) + part], [one.fileno()] if not index else [])
+                sender.send(os.dup(one.fileno()), data)
                 await until(lambda: bool(front.passed))
                 assert front.passed.pop() == data
 
 
 async def test_a_connection_that_cannot_be_passed_is_counted_no_more() -> None:
-    fd = create_memory("test-figures", table_bytes(2))
-    account = SharedAccount(HttpSettings(), SharedFigures(fd, 2), 1)
-    os.close(fd)
     ours, theirs = socket_pair()
-    sender = ConnectionSender(ours, asyncio.get_running_loop(), account)
+    sender, account = sender_over(ours)
     theirs.close()
     for size in (1, 100_000):
         sender.send(os.open(os.devnull, os.O_RDONLY), bytes(size))
@@ -279,14 +281,15 @@ async def test_a_message_for_connections_that_is_none_opens_nothing() -> None:
     before = len(os.listdir("/proc/self/fd"))
     async with connected() as (front, _, _):
         one, other = socket.socketpair()
-        file = os.open(os.devnull, os.O_RDONLY)
-        with one, other:
-            socket.send_fds(front.connections, [b"\x03no descriptor"], [])
-            socket.send_fds(front.connections, [b"\x03no socket"], [file])
-            socket.send_fds(front.connections, [b"\x03two"], [one.fileno(), other.fileno()])
-            socket.send_fds(front.connections, [b"\x01without an end"], [one.fileno()])
-            socket.send_fds(front.connections, [b"\x03good"], [one.fileno()])
+        here, alone = msgspec.msgpack.encode(Passage(b"good", None)), msgspec.msgpack.encode(Passage(None, None))
+        with one, other, TemporaryFile() as long:
+            long.truncate(1 << 40)
+            others: list[tuple[bytes, list[Any]]] = [
+                (here, []), (here, [long]), (here, [one, other]), (alone, [one]), (alone, [one, other]), (alone, [one, long]),
+                (b"no message", [one]),
+            ]  # fmt: skip
+            for message, descriptors in [*others, (here, [one])]:
+                socket.send_fds(front.connections, [message], [each.fileno() for each in descriptors])
             await until(lambda: bool(front.passed))
-            assert front.passed == [b"good"] and front.lost == 3
-        os.close(file)
+            assert front.passed == [b"good"] and front.lost == len(others)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -57,6 +57,9 @@ def binary(*arrays: numpy.ndarray[Any, Any], names: Any = "a", **more: Any) -> t
 
 DATATYPES = {"<f4": "FP32", "<f8": "FP64"}
 ALL_BINARY: dict[str, Any] = {"parameters": {"binary_data_output": True}}
+IN_A_REGION = {
+    "outputs": [{"name": "sum", "parameters": {"shared_memory_region": "mine", "shared_memory_byte_size": 8}}]
+}
 LONG = {"inputs": [{"name": "a", "shape": [2, 20_000], "datatype": "FP32", "data": [1.5] * 40_000}]}
 TEXTS_HEADER = b'{"inputs": [{"name": "a", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}], "parameters": {"binary_data_output": true}}'
 TEXTS = TEXTS_HEADER + b"\2\0\0\0hi\3\0\0\0you", f"Inference-Header-Content-Length: {len(TEXTS_HEADER)}\r\n"
@@ -76,7 +79,8 @@ REQUESTS = [
     *KEPT,
     ("/v2/models/add/infer", *binary(ROWS, id="mine", outputs=[{"name": "sum", "parameters": {"binary_data": True}}])),
     ("/v2/models/add/infer", *binary(ROWS, parameters={"priority": 1, "timeout": 1_000_000, "binary_data_output": True})),
-    ("/v2/models/add/infer", *binary(ROWS, outputs=[{"name": "sum", "parameters": {"shared_memory_region": "mine", "shared_memory_byte_size": 8}}])),
+    ("/v2/models/add/infer", *binary(ROWS, **IN_A_REGION)),
+    ("/v2/models/add/infer", json.dumps(TENSORS | IN_A_REGION).replace("memory_region", "memory\\u005fregion").encode(), ""),
     ("/v2/models/add/infer", *binary(ROWS.astype("<f8"))),
     ("/v2/models/add/infer", binary(ROWS)[0][:-1], binary(ROWS)[1]),
     ("/v2/models/add/infer", binary(ROWS)[0], "Inference-Header-Content-Length: 9999\r\n"),

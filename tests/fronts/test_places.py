@@ -53,7 +53,9 @@ def free_bytes(served: Served) -> float:
 
 def answer_means(caller: Caller) -> list[float]:
     """Return the means in the next response."""
-    data: list[float] = json.loads(caller.answer()[2])["outputs"][0]["data"]
+    found = caller.answer()
+    assert found[0] == 200, found
+    data: list[float] = json.loads(found[2])["outputs"][0]["data"]
     return data
 
 

@@ -14,6 +14,8 @@ from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
 from weir.messages import JSON, Form
 
+MODEL: Any = SimpleNamespace(number=1, arena_bytes=0)
+
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:
     """Return what a front asks of its Requests."""
@@ -40,7 +42,7 @@ def sent_by(act: Callable[[Requests], None]) -> list[list[Any]]:
 def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
     def act(requests: Requests) -> None:
         for number in range(3):
-            requests.submit(1, asked(b"%d" % number, float(number)))
+            requests.submit(MODEL, asked(b"%d" % number, float(number)))
 
     assert sent_by(act) == [[Submit(0, 0, [0.0, 1.0, 2.0], [b"0", b"1", b"2"])]]
 
@@ -50,8 +52,8 @@ def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
 )  # fmt: skip
 def test_others_have_a_message_of_their_own(arrival: float, second: dict[str, Any]) -> None:
     def act(requests: Requests) -> None:
-        requests.submit(1, asked(b"a", 1.0))
-        requests.submit(1, asked(b"b", arrival, **second))
+        requests.submit(MODEL, asked(b"a", 1.0))
+        requests.submit(MODEL, asked(b"b", arrival, **second))
 
     ((one, other),) = sent_by(act)
     assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
@@ -60,12 +62,12 @@ def test_others_have_a_message_of_their_own(arrival: float, second: dict[str, An
 def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
     def act(requests: Requests) -> None:
         first = asked(b"a", 1.0)
-        requests.submit(1, first)
+        requests.submit(MODEL, first)
         requests.cancel(first)
-        requests.submit(1, asked(b"b", 2.0))
+        requests.submit(MODEL, asked(b"b", 2.0))
         requests.link.flush()
-        requests.submit(1, asked(b"c", 3.0))
-        requests.submit(1, asked(b"d", 4.0))
+        requests.submit(MODEL, asked(b"c", 3.0))
+        requests.submit(MODEL, asked(b"d", 4.0))
 
     assert sent_by(act) == [
         [Submit(0, 0, [1.0], [b"a"]), CallerLeft(0), Submit(1, 0, [2.0], [b"b"])],
@@ -79,7 +81,7 @@ def ended_by(outputs: list[bytes], *asks: Any) -> None:
     def act(requests: Requests) -> None:
         for ask in asks:
             ask.requests = requests
-            requests.submit(1, ask)
+            requests.submit(MODEL, ask)
         requests.answered(Outputs(list(range(len(asks))), [*outputs]))
 
     sent_by(act)

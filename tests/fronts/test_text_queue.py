@@ -23,7 +23,7 @@ from weir.fronts.messages import (
 from weir.messages import JSON, Form
 from weir.testing import FakeExecutor
 
-FORM = RequestForm(0, 1, b"", Form(1e6, frontend="openai"))
+FORM = RequestForm(0, 1, Form(1e6, frontend="openai"))
 
 
 class Texts:
@@ -88,19 +88,19 @@ async def test_every_end_of_a_text_ends_its_turn() -> None:
 
 
 async def test_more_texts_than_a_front_can_have_connections_hinder_no_requests() -> None:
-    plain = RequestForm(1, 1, b"", Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
+    plain = RequestForm(1, 1, Form(1e6, content_type=JSON, accept=JSON, frontend="http"))
 
     executor = FakeExecutor()
     async with connected(executor, max_batch_size=1, max_queue_size=8) as (front, _, account):
         front.catalogue.product = Texts()
         front.catalogue.table()
         await front.send(FORM, plain, texts(0, *[b"abcd"] * 2 * account.max_connections))
-        await until(lambda: front.side.requests == 2 * account.max_connections)
+        await until(lambda: len(front.side.open) == 2 * account.max_connections)
         front.catalogue.product = None  # the model of these texts has gone, and they still wait
-        front.side.tell(front.catalogue.table())
+        front.side.put(front.catalogue.table())
         now = time.monotonic()
         await front.send(Submit(6, 1, [now, now], [b"3", b"4"]))
-        await until(lambda: front.side.requests == 8)
+        await until(lambda: len(front.side.open) == 8)
         assert front.ended == []
         await front.send(Submit(8, 1, [now] * 7, [b"3"] * 7))
         assert "more than it can have" in await front.until_ended()

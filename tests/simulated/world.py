@@ -45,7 +45,7 @@ from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import NOTHING, make_app, make_exposition
 from weir.frontends.http.fast.shared import Clocks
-from weir.frontends.http.server import HttpServer, Listening
+from weir.frontends.http.server import Edge, HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.front import FrontConfig
@@ -92,10 +92,10 @@ class SimulatedServer(HttpServer):
     """The real server, but for its sockets."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, edge=Edge(self._nowhere), **options)
         self.listening = _Nowhere()
 
-    async def _listen(self, tls: Any) -> Listening:
+    async def _nowhere(self, *_: object) -> Listening:
         return self.listening
 
     def accept(self, loop: SimulatedLoop, peer: Peer, window: int | None) -> SimulatedTransport | None:

@@ -22,10 +22,12 @@ from weir.protocols.exchange import Exchange, PassedOn
 from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import LONG_BODY
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_json import REGION
 
 T = TypeVar("T")
 
 _INFER = f"/{INFERENCE}/ModelInfer"
+_REGION = REGION.encode()
 
 
 class FrontCalls(NamedTuple):
@@ -65,18 +67,16 @@ class DispatcherGrpc(GrpcServer):
         added = tuple((path, handler.takes_stream) for path, handler in made.items())
         return FrontCalls(settings, self.own_address, self._secret, certificate_of(self._http), added)
 
-    def _credentials(self) -> None:
+    def credentials(self) -> None:
         """Return None: the fronts end TLS."""
 
-    def _admit(self, path: str, call: IncomingCall) -> bool:
-        if not take_peer(call, self._secret):
-            self._refuse(Unauthorized("this socket is for the server's own processes"), call)
-            return False
-        return super()._admit(path, call)
-
-    def _refuse(self, error: Unauthorized, call: IncomingCall) -> None:
+    def admit(self, path: str, call: IncomingCall) -> bool:
+        """See GrpcServer. Calls of other processes than the server's own are refused."""
+        if take_peer(call, self._secret):
+            return super().admit(path, call)
         if self._services is not None:
-            self._services.refuse_with(error, call)
+            self._services.refuse_with(Unauthorized("this socket is for the server's own processes"), call)
+        return False
 
     def fronts_drained(self) -> None:
         """Note that the fronts pass on no more calls."""
@@ -106,19 +106,24 @@ class FrontCall(UnaryCall):
         self._pass_on = pass_on
 
     def read(self, size_bytes: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """See InferenceCall. Raises PassedOn for a long body."""
-        if size_bytes > LONG_BODY:
-            raise PassedOn
-        super().read(size_bytes, work, then)
+        """See InferenceCall. The dispatcher reads long messages, and those with tensors in its regions of shared memory."""
+        if size_bytes > LONG_BODY or _REGION in self.body:
+            self.pass_on()
+        else:
+            super().read(size_bytes, work, then)
 
     def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
-        """Raise PassedOn: a request that is not one entry of a queue is the dispatcher's."""
-        raise PassedOn
+        """Pass the call on: a request that is not one entry of a queue is the dispatcher's."""
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Have the dispatcher respond."""
+        self._pass_on(self.incoming, self.body)
 
     def fail(self, error: Exception) -> None:
         """Send the error, or pass the call on if the dispatcher may know more."""
         if isinstance(error, PassedOn) or (isinstance(error, (ModelNotFound, CapacityError)) and not error.reported):
-            self._pass_on(self.incoming, self.body)
+            self.pass_on()
         else:
             super().fail(error)
 
@@ -133,10 +138,12 @@ class FrontGrpc(GrpcServer):
         self._calls = calls
         self._relay = Relay(calls.target, calls.secret, development=self._http.development)
 
-    def _credentials(self) -> Any:
+    def credentials(self) -> Any:
+        """See GrpcServer."""
         return credentials_of(self._calls.certificate)
 
-    def _make_services(self) -> Services:
+    def make_services(self) -> Services:
+        """See GrpcServer. All calls but ModelInfer are passed on."""
         relay, development = self._relay, self._http.development
         pass_on = relay.handler(_INFER, takes_stream=False).begin
         services = Services(

@@ -6,7 +6,7 @@ Of texts that fronts have tokenized (TextHandle in remote.py), the model's own e
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -22,12 +22,10 @@ from weir.fronts.messages import (
     AccessLine,
     Alive,
     CallerLeft,
-    Drain,
     Drained,
     FailedRequest,
     FromFront,
     FrontListens,
-    GiveBack,
     Link,
     ModelDescription,
     ModelTable,
@@ -36,7 +34,6 @@ from weir.fronts.messages import (
     Outputs,
     PlaceFree,
     ProductDrained,
-    Refuse,
     Refused,
     Reported,
     RequestForm,
@@ -45,13 +42,14 @@ from weir.fronts.messages import (
     SentText,
     Submit,
     Transferred,
+    Violation,
     WantCopy,
     WantPlace,
+    batch_key,
     batched,
     reader_of_front,
     received_error,
     sent_error,
-    unpacked_key,
 )
 from weir.fronts.passing import ConnectionReceiver, Passed
 from weir.fronts.places import PlacesOfFront
@@ -73,13 +71,6 @@ class LocalHandle(ModelHandle, Protocol):
 
     def submit_all(self, requests: Sequence[Any], now: float) -> list[tuple[Any, WeirError]]:
         """See Service."""
-
-
-class Cancels(Protocol):
-    """A queue that a request can leave."""
-
-    def cancel(self, request: Any) -> None:
-        """See ModelHandle."""
 
 
 class Catalogue:
@@ -149,27 +140,13 @@ def why_passed_on(handle: ModelHandle) -> str:
     return ", ".join(found) or ("" if queues(handle) else "its requests are not queued as they come")
 
 
-class KnownForm:
-    """The form of a front's requests to `model`. `handle` is None if the model is not what the front believes."""
-
-    __slots__ = ("facts", "form", "handle", "model")
-
-    def __init__(self, message: RequestForm, handle: LocalHandle | None, facts: "ModelFacts") -> None:
-        """Raises ValueError for a key that cannot be one."""
-        sent = message.form
-        self.model = message.model
-        self.form = sent.replaced(kind=Kind.ITEM, cost=float(sent.rows), key=unpacked_key(message.key))
-        self.handle = handle
-        self.facts = facts
-
-
 class RemoteRequest(RequestBase):
     """A request that a front has read."""
 
     __slots__ = ("front", "handle", "number")
 
     def __init__(
-        self, front: "ConnectedFront", handle: Cancels, form: Form, number: int, arrival: float, payload: bytes
+        self, front: "ConnectedFront", handle: LocalHandle, form: Form, number: int, arrival: float, payload: bytes
     ) -> None:
         # The constructor of RequestBase inlined: it runs once per request. A test compares the results of the two.
         self.form = form
@@ -208,6 +185,10 @@ class RemoteRequest(RequestBase):
     def abandon(self) -> None:
         """Send an error: the output could not be sent."""
         self.front.fail(self.number, ModelError("the response could not be written"))
+
+    def withdraw(self) -> None:
+        """Leave the queue: the caller has left, or the front has ended."""
+        self.handle.cancel(self)
 
 
 def _taken_out(block: Any) -> bytes:
@@ -253,10 +234,9 @@ class ConnectedFront:
         self._places = PlacesOfFront(connections, self._link.put)
         self._catalogue.places.append(self._places)
         self.put = self._link.put  # sends a message in this turn
-        self.send = self._link.send  # sends it now
         self.open: dict[int, RemoteRequest] = {}
         self._next = 0  # the lowest number that a request may have
-        self._forms: dict[int, KnownForm] = {}
+        self._forms: dict[int, tuple[int, Form]] = {}  # with the number of the model
         # Each connection has one request at a time, and there may be as many calls of gRPC. The texts that wait come on top.
         self._most = 2 * account.max_connections
         self.silent = 0  # seconds since its last message, as `sweep` counts them
@@ -272,19 +252,6 @@ class ConnectedFront:
             AccessLine: self._write_line, Noted: _note, FrontListens: partial(_once, self.listening), Alive: _alive, ProductDrained: partial(_once, self.product_drained), Drained: partial(_once, self.drained),
         }  # fmt: skip
 
-    @property
-    def requests(self) -> int:
-        """How many requests of it are in the queues or run."""
-        return len(self.open)
-
-    def tell(self, message: ModelTable | GiveBack | Refuse | Drain) -> None:
-        """Send `message`. After a table of models, requests that were read for a model that is not in it are handed over."""
-        self._link.put(message)
-        if isinstance(message, ModelTable):
-            for form in self._forms.values():
-                if form.model not in self._catalogue.handles:
-                    form.handle = None
-
     def close(self) -> None:
         """The front has ended, or is about to: withdraw its requests. The connections that it has passed on live. Idempotent."""
         self._receiver.receive_rest()
@@ -296,7 +263,7 @@ class ConnectedFront:
                 future.cancel()
         requests, self.open = self.open, {}
         for request in requests.values():
-            request.handle.cancel(request)
+            request.withdraw()
         self._places.close()
         if self._places in self._catalogue.places:
             self._catalogue.places.remove(self._places)
@@ -310,98 +277,71 @@ class ConnectedFront:
         try:
             for message in messages:
                 readers[type(message)](message)
-        except _Violation as violation:
+        except (Violation, msgspec.MsgspecError) as violation:
             self._ended(f"it sent {violation}")
 
     def _know(self, message: RequestForm) -> None:
-        handle, facts = self._catalogue.handles.get(message.model, _NONE)
-        if handle is not None and message.form.rows > facts.batching.max_batch_size:
-            handle = None
-        try:
-            self._forms[message.number] = KnownForm(message, handle, facts)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise _Violation(f"a form of requests that is none: {error}") from None
+        form = message.form
+        known = form.replaced(kind=Kind.ITEM, cost=float(form.rows), key=batch_key(form.key))
+        self._forms[message.number] = message.model, known
 
     def _submit(self, message: Submit) -> None:
-        known, numbers = self._checked(message)
-        kinds = set(map(type, message.payloads))
-        if SentText in kinds:
-            if len(kinds) > 1:
-                raise _Violation("texts and other requests in one message")
-            self._submit_texts(known, numbers, message)
-        elif SentPlace in kinds:
-            self._submit_places(known, numbers, message)
+        """Put requests in their queue. The front hands over those for a model that is not what it believes."""
+        (model, form), numbers, kinds = self._checked(message)
+        handle, facts = self._catalogue.handles.get(model, _NONE)
+        turns = self._catalogue.turns_of(handle) if SentText in kinds else None
+        has_changed = handle is None or handle.facts is not facts or form.rows > facts.batching.max_batch_size
+        if has_changed or (SentText in kinds and turns is None):
+            for number in numbers:
+                self._link.put(MustHandOver(number))
+        elif turns is not None:
+            self._enter_texts(handle, turns, form, numbers, message)
         else:
-            self._enter(known, numbers, message.arrivals, message.payloads)
+            payloads = self._places.payloads(model, message.payloads) if SentPlace in kinds else message.payloads
+            self._enter(handle, form, numbers, message.arrivals, payloads)
 
-    def _submit_places(self, known: KnownForm, numbers: range, message: Submit) -> None:
-        try:
-            payloads = self._places.payloads(known.model, message.payloads)
-        except ValueError as error:
-            raise _Violation(str(error)) from None
-        refused: Iterable[Any] = payloads
-        try:
-            refused = self._enter(known, numbers, message.arrivals, payloads)
-        finally:
-            for payload in refused:
-                discard(payload)
+    def _checked(self, message: Submit) -> tuple[tuple[int, Form], range, set[type]]:
+        """Return the form of requests that a front may send, with the number of their model, the numbers of the requests, and the types of their payloads."""
+        count, arrivals, kinds = len(message.payloads), message.arrivals, set(map(type, message.payloads))
+        known, numbers = self._forms.get(message.form), range(message.first, message.first + count)
+        most = self._most + self._catalogue.most_texts
+        if known is None or numbers.start < self._next or len(self.open) + count > most:
+            raise Violation("requests of an unknown form, with former numbers, or more than it can have connections")
+        if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
+            raise Violation("no requests, requests out of order, or one from the future")
+        if SentText in kinds and len(kinds) > 1:
+            raise Violation("texts and other requests in one message")
+        self._next = numbers.stop
+        return known, numbers, kinds
 
-    def _submit_texts(self, known: KnownForm, numbers: range, message: Submit) -> None:
-        handle, turns = known.handle, self._catalogue.turns_of(known.handle)
-        if handle is None or turns is None or handle.facts is not known.facts:
-            self._hand_back(numbers)
-            return
-        queue = TextQueue(handle, turns)
+    def _enter(
+        self, handle: LocalHandle, form: Form, numbers: range, arrivals: Sequence[float], payloads: Sequence[Any]
+    ) -> None:
+        requests = list(map(RemoteRequest, repeat(self), repeat(handle), repeat(form), numbers, arrivals, payloads))
+        self.open.update(zip(numbers, requests, strict=True))
+        for request, error in handle.submit_all(requests, self._now):
+            handle.notify(form.frontend, error)
+            self.fail(request.number, error)
+            discard(request.payload)
+
+    def _enter_texts(self, handle: LocalHandle, turns: "Turns", form: Form, numbers: range, message: Submit) -> None:
         for number, arrival, sent in zip(numbers, message.arrivals, message.payloads, strict=True):
-            request = self.open[number] = RemoteText(self, queue, known.form, number, arrival, cast(SentText, sent))
+            text = RemoteText(self, handle, form, number, arrival, cast(SentText, sent), turns)
+            self.open[number] = text
             try:
-                handle.submit(request, self._now)
+                handle.submit(text, self._now)
             except WeirError as error:
-                handle.notify(known.form.frontend, error)
-                request.fail(error)
+                handle.notify(form.frontend, error)
+                text.fail(error)
 
     def _reported(self, message: Reported) -> None:
         product = self._catalogue.product
         if product is None:
-            raise _Violation("counts of a product that there is not")
+            raise Violation("counts of a product that there is not")
         try:
             product.reported(message.data)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise _Violation(f"counts that are none: {error}") from None
-
-    def _checked(self, message: Submit) -> tuple[KnownForm, range]:
-        """Return the form and the numbers of requests that a front may send."""
-        count, arrivals = len(message.payloads), message.arrivals
-        known, numbers = self._forms.get(message.form), range(message.first, message.first + count)
-        most = self._most + self._catalogue.most_texts
-        if known is None or numbers.start < self._next or len(self.open) + count > most:
-            raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
-        if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
-            raise _Violation("no requests, requests out of order, or one from the future")
-        self._next = numbers.stop
-        return known, numbers
-
-    def _hand_back(self, numbers: range) -> None:
-        for number in numbers:
-            self._link.put(MustHandOver(number))
-
-    def _enter(
-        self, known: KnownForm, numbers: range, arrivals: Sequence[float], payloads: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Put requests of a form in their queue; return the payloads of those that were not accepted."""
-        handle = known.handle
-        if handle is None or handle.facts is not known.facts:
-            self._hand_back(numbers)
-            return payloads
-        requests = list(
-            map(RemoteRequest, repeat(self), repeat(handle), repeat(known.form), numbers, arrivals, payloads)
-        )
-        self.open.update(zip(numbers, requests, strict=True))
-        refused = handle.submit_all(requests, self._now)
-        for request, error in refused:
-            handle.notify(known.form.frontend, error)
-            self.fail(request.number, error)
-        return [request.payload for request, _ in refused]
+        except ValueError as error:
+            raise Violation(f"counts that are none: {error}") from None
 
     def _want(self, message: WantPlace) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
@@ -409,10 +349,7 @@ class ConnectedFront:
             self._shared.pressed(message.model)
 
     def _take_back(self, message: PlaceFree) -> None:
-        try:
-            self._places.free(message)
-        except ValueError as error:
-            raise _Violation(str(error)) from None
+        self._places.free(message)
         if message.memory < 0:  # of an output
             return
         # The other fronts come first. Who still waits needs what bodies hold that began to arrive meanwhile.
@@ -424,15 +361,12 @@ class ConnectedFront:
             self._shared.pressed(message.memory)
 
     def _copy(self, message: WantCopy) -> None:
-        try:
-            self._link.put(self._places.copied(message))
-        except ValueError as error:
-            raise _Violation(str(error)) from None
+        self._link.put(self._places.copied(message))
 
     def _withdraw(self, message: CallerLeft) -> None:
         request = self.open.pop(message.number, None)
         if request is not None:
-            request.handle.cancel(request)
+            request.withdraw()
 
     def _count(self, message: Transferred) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
@@ -440,10 +374,7 @@ class ConnectedFront:
             handle.transferred(message.frontend, message.received, message.sent)
 
     def _refused(self, message: Refused) -> None:
-        try:
-            error = received_error(message.error)
-        except (ValueError, msgspec.MsgspecError) as unknown:
-            raise _Violation(f"an error that is none: {unknown}") from None
+        error = received_error(message.error)
         handle, _ = (None, None) if message.model is None else self._catalogue.handles.get(message.model, _NONE)
         if handle is not None:
             handle.notify(message.frontend, error)
@@ -517,10 +448,6 @@ class ConnectedFront:
 _NONE: Any = (None, None)
 
 
-class _Violation(Exception):
-    """A front has sent what it must not send."""
-
-
 def _once(future: "asyncio.Future[Any]", message: FrontListens | ProductDrained | Drained) -> None:
     """End `future`, unless it has ended."""
     if not future.done():
@@ -535,34 +462,21 @@ def _note(message: Noted) -> None:
     logging.getLogger(message.logger).log(message.level, "%s", message.text)
 
 
-class TextQueue:
-    """The queue of a text model, as the texts of a front leave it."""
-
-    def __init__(self, handle: LocalHandle, turns: "Turns") -> None:
-        self._handle = handle
-        self.turns = turns
-
-    def cancel(self, request: "RemoteText") -> None:
-        """Withdraw a text, whose caller has left."""
-        self.turns.leave(request.turn)
-        self._handle.cancel(request)
-
-
 class RemoteText(RemoteRequest):
     """A text that a front has tokenized."""
 
     __slots__ = ("brief", "tag", "turn", "turns")
 
     def __init__(
-        self, front: ConnectedFront, queue: TextQueue, form: Form, number: int, arrival: float, sent: SentText
-    ) -> None:
+        self, front: ConnectedFront, handle: LocalHandle, form: Form, number: int, arrival: float, sent: SentText, turns: "Turns"
+    ) -> None:  # fmt: skip
         # Tokens that are only ids are bytes for the worker.
         payload: Any = Tokens(sent.ids, sent.second, sent.outputs) if sent.second or sent.outputs else sent.ids
         cost = float(sent.cost)
-        super().__init__(front, queue, form.replaced(cost=cost, explain=True), number, arrival, payload)
+        super().__init__(front, handle, form.replaced(cost=cost, explain=True), number, arrival, payload)
         self.brief = sent.brief
-        self.turns = queue.turns
-        self.turn = queue.turns.enter(sent.ahead, cost)
+        self.turns = turns
+        self.turn = turns.enter(sent.ahead, cost)
         self.tag = self.turn[0]
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
@@ -582,16 +496,18 @@ class RemoteText(RemoteRequest):
         """Send an error: the output could not be sent."""
         self.fail(ModelError("the vectors could not be put together"))
 
+    def withdraw(self) -> None:
+        """Leave the queue: the caller has left, or the front has ended."""
+        self.turns.leave(self.turn)
+        super().withdraw()
+
 
 def sent_output(output: Any, *, as_bytes: bool) -> bytes | list[SentArray]:
     """Return the output for a text as it is sent: JSON as it is, with `as_bytes` a vector as its numbers, all else as arrays."""
     if type(output) is bytes:
         return output
     if is_block(output):
-        try:
-            return bytes(output.view)
-        finally:
-            discard(output)
+        return _taken_out(output)
     if as_bytes and type(output) is numpy.ndarray and output.ndim == 1:
         return output.astype(numpy.float32, copy=False).tobytes()
     parts = output if isinstance(output, (list, tuple)) else [output]

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import socket
 import ssl
 import sys
@@ -20,15 +21,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
-from weir.errors import CapacityError, ModelNotFound, WeirError
+from weir.errors import CapacityError, ModelNotFound, Overloaded, WeirError
 from weir.frontends.frontend import Frontend
 from weir.frontends.grpc import SILENT, VERBOSITY
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import LARGE, Connection, Kept, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, KserveRequest, Step
-from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
-from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks
-from weir.frontends.http.server import BACKLOG, HttpServer, Listening, tls_context
+from weir.frontends.http.fast.plan import HttpHead, RoutePlan
+from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks, Place
+from weir.frontends.http.server import BACKLOG, Edge, HttpServer, tls_context
 from weir.fronts.messages import (
     LONGEST_BODY,
     LONGEST_TEXT,
@@ -55,18 +56,15 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.passing import ConnectionSender, Relays
-from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputReader
+from weir.fronts.places import LentPlace, MemoryReceiver, OutputReader
 from weir.fronts.remote import RemoteModels, Requests
-from weir.messages import Observer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import SharedAccount, SharedFigures
-from weir.protocols.exchange import PassedOn
-from weir.protocols.kserve import ZLIB, KserveContext, Memory, Regions
-from weir.protocols.response import Headers
+from weir.protocols.kserve import ZLIB, KserveContext
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.frames import FrameParser, Start
-from weir.wire.kserve_json import Body
+from weir.wire.kserve_json import REGION, Body
 from weir.wire.status import set_timeout_status
 from weir.workers.process.channel import ChildChannel, ServerSocket
 from weir.workers.process.entry import prepare
@@ -75,9 +73,12 @@ from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
     from weir.frontends.frontend import FrontProduct
-    from weir.frontends.http.fast import shared
     from weir.frontends.http.fast.shared import HttpShared
     from weir.fronts.calls import FrontCalls, FrontGrpc
+
+
+# The name of a parameter for shared memory in JSON, of which any letter may be escaped.
+_NAMES_REGION = re.compile(rb"%b|\\u00[5-7]" % REGION.encode())
 
 
 class FrontKserveRequest(KserveRequest):
@@ -96,14 +97,18 @@ class FrontKserveRequest(KserveRequest):
         if type(payload) is LentPlace:
             self.opening = bytes(payload.view[plan.lead : plan.lead + (self.head.header_length or 0)])
 
-    def _read_body(self, body: Body) -> Step:
+    def read_body(self, body: Body) -> Step:
+        """See KserveRequest. Only workers decode long JSON, in which they find it."""
         if self.head.header_length is not None or type(self.payload) is not LentPlace:
-            return super()._read_body(body)
-        outline = self.head.outline  # of long JSON, which only workers decode
-        found = None if outline is None or bytes(body[:1]) == ZLIB else self._undecoded(body, outline)
-        if found is None:
-            raise PassedOn
-        return partial(self._take_outline, None, found)
+            return super().read_body(body)
+        outline = self.head.outline
+        found = None if outline is None or bytes(body[:1]) == ZLIB else self.undecoded(body, outline)
+        return self.pass_on if found is None else partial(self.enter_outline, None, found)
+
+    def read_tensors(self, plain: Body) -> Step:
+        """See KserveRequest. The dispatcher has the regions of shared memory, and responds to what may refer to them."""
+        length = len(plain) if self.head.header_length is None else self.head.header_length
+        return super().read_tensors(plain) if _NAMES_REGION.search(plain, 0, length) is None else self.pass_on
 
     def keep_body(self) -> None:
         """Copy the body, whose place is about to be written. Raises what Account.take raises."""
@@ -114,25 +119,6 @@ class FrontKserveRequest(KserveRequest):
     def received(self) -> bytes:
         """See HttpRequest."""
         return self.opening + self.bytes_of(self.body)[len(self.opening) :]
-
-
-class MemoryElsewhere(Memory):
-    """The shared memory of a request: the dispatcher has the regions, and answers what refers to them."""
-
-    def __init__(self) -> None:
-        super().__init__(Regions(), _hand_over)
-
-
-def _hand_over() -> None:
-    raise PassedOn
-
-
-class FrontContext(KserveContext):
-    """A KserveContext without regions of shared memory."""
-
-    def memory(self, peer: str | None, headers: Headers) -> Memory:
-        """See KserveContext."""
-        return MemoryElsewhere()
 
 
 class FrontNative(HotNative):
@@ -167,58 +153,64 @@ def _completed(complete: Callable[..., bool], plan: RoutePlan, http_head: HttpHe
 class FrontConnection(Connection):
     """A connection of a front. Before it receives a large body, it waits for a place in the model's arena."""
 
-    def __init__(self, shared: "shared.HttpShared") -> None:
+    def __init__(self, shared: "HttpShared") -> None:
         super().__init__(shared)
-        self._asked = 0  # times that it has asked for a place
-        self._waits = False  # for a place
+        self._wanted: object = None  # the place for which it waits
 
-    def _begin_large(self, plan: RoutePlan) -> bool:
+    def begin_large(self, plan: RoutePlan) -> bool:
+        """See Connection. Ask the dispatcher for a place, unless there is one here."""
         places = plan.head.service.places
         size = plan.lead + plan.length
         if places.has(size):
-            return super()._begin_large(plan)
+            return super().begin_large(plan)
         self.phase = LARGE
-        self._waits = True
-        self._asked += 1
-        places.ask(size, partial(self._answered_place, plan, self._asked))
+        self._wanted = wanted = object()
+        places.ask(size, partial(self._answered_place, plan, wanted))
         return False
 
-    def _answered_place(self, plan: RoutePlan, asked: int, has_place: bool) -> None:
-        if not self._waits or asked != self._asked or self.phase is not LARGE:  # the client has left
-            return
-        self._waits = False
-        if not has_place:
-            self._hand_over(plan.head_bytes)
-            return
-        super()._begin_large(plan)
-        self._regulate_reading()
+    def reserve(self, plan: RoutePlan) -> Place:
+        """See Connection. Raises Overloaded if there is no place here."""
+        block = plan.head.service.reserve(plan.lead + plan.length)
+        if block is None:
+            raise Overloaded("body: the front has no place for it now")
+        return BlockPlace(block, plan.length, plan.lead)
 
-    def _regulate_reading(self) -> None:
-        if not self._waits or self.transport.is_closing():
-            super()._regulate_reading()
-        elif not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
-
-    def _leave(self) -> None:
-        self._waits = False
-        super()._leave()
-
-    def _dispatch_received(self, place: "shared.Place") -> None:
+    def dispatch_received(self, place: Place) -> None:
+        """See Connection. A body that was moved, because others needed its place, is the dispatcher's."""
         if isinstance(place, BlockPlace):
-            super()._dispatch_received(place)
+            super().dispatch_received(place)
             return
-        body = place.payload()  # it was moved, because others needed its place
+        body = place.payload()
         place.give_up()
         self._forget_place()
         self._hand_over(self._plan.head_bytes, body)
 
+    def _answered_place(self, plan: RoutePlan, wanted: object, has_place: bool) -> None:
+        if self._wanted is not wanted:  # the client has left
+            return
+        self._wanted = None
+        if not has_place:
+            self._hand_over(plan.head_bytes)
+            return
+        super().begin_large(plan)
+        self.regulate_reading()
+
+    def regulate_reading(self) -> None:
+        """See Connection. Nothing is read while it waits."""
+        if self._wanted is None or self.transport.is_closing():
+            super().regulate_reading()
+        elif not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def leave(self) -> None:
+        """See Connection."""
+        self._wanted = None
+        super().leave()
+
 
 class LoggedFrontConnection(LoggedConnection, FrontConnection):
     """A connection of a front that writes the access log."""
-
-
-_MOST_MOVED = 64  # bodies that are moved out of an arena at a time
 
 
 class Leaving(Kept):
@@ -251,32 +243,6 @@ class Leaving(Kept):
         self.transport.abort()
 
 
-class PassOn:
-    """Hands connections over to the dispatcher: see TakesOver."""
-
-    def __init__(self, sender: ConnectionSender, relays: Relays, link: Link[Any], report: Callable[[], None]) -> None:
-        self._sender = sender
-        self._relays = relays
-        self._report = report
-        self._link = link
-
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def on_second(self, date: bytes) -> None:
-        """Nothing to do."""
-
-    def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
-        """See TakesOver. What is counted here goes ahead: the connection may ask for it."""
-        shared.tell_observers()
-        self._report()
-        self._link.flush()
-        if transport.get_extra_info("sslcontext") is not None:
-            self._relays.begin(transport, replay)
-        else:
-            Leaving(shared, transport).start(replay, self._sender)
-
-
 @dataclass(frozen=True)
 class Listeners:
     """The listening sockets of a front, one for each address."""
@@ -294,53 +260,15 @@ class Listeners:
             server.close()
 
 
-class FrontServer(HttpServer):
-    """The HTTP server of a front. It listens on the sockets of `ends`, which the dispatcher has bound. `alive` is called once a second."""
-
-    def __init__(
-        self,
-        context: FrontContext,
-        ends: "FrontEnds",
-        alive: Callable[[], None],
-        observers: Sequence[Observer],
-        **options: Any,
-    ) -> None:
-        super().__init__(context, no_application, observers, **options)
-        self._ends = ends
-        self._alive = alive
-
-    def _own_handlers(self, context: KserveContext) -> tuple[RouteHandler, RouteHandler]:
-        """See HttpServer."""
-        return FrontNative(context.registry, context.http), FrontKserve(context)
-
-    def sweep(self) -> None:
-        """See HttpServer."""
-        super().sweep()
-        self._alive()
-
-    def _connect_any(self) -> Connection:
-        """See HttpServer."""
-        shared = self._shared
-        return FrontConnection(shared) if shared.log is None else LoggedFrontConnection(shared, shared.log)
-
-    def move_bodies(self, places: LentPlaces) -> None:
-        """Move bodies that have hardly begun to arrive to ordinary memory: others need the places."""
-        # A front makes no other connections than FrontConnections, which know for whom they receive.
-        receiving = [each for each in self._shared.receiving if each.receives_for.places is places]  # type: ignore[attr-defined]
-        for each in sorted(receiving, key=lambda each: each.arrived)[:_MOST_MOVED]:
-            if not each.move():
-                break
-
-    def _load_tls(self) -> ssl.SSLContext | None:
-        return self._ends.tls
-
-    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
-        loop, connect = asyncio.get_running_loop(), self._connector(tls)
-        servers = []
-        for each in self._ends.listening:
-            create = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
-            servers.append(await create(connect, sock=each, backlog=BACKLOG))
-        return Listeners(servers)
+async def listen_at(
+    sockets: Sequence[socket.socket], settings: HttpSettings, accepted: Callable[[], asyncio.BaseProtocol]
+) -> Listeners:
+    """Listen at `sockets`; see Listen."""
+    loop, servers = asyncio.get_running_loop(), []
+    for each in sockets:
+        create = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+        servers.append(await create(accepted, sock=each, backlog=BACKLOG))
+    return Listeners(servers)
 
 
 async def no_application(scope: Any, receive: Any, send: Any) -> None:
@@ -435,14 +363,21 @@ class Front:
         self._models = RemoteModels(self._requests, config.fronts, memory, clocks.now)
         self._product = product = config.product
         self._account = account
+        self._sender = sender
         self._relays = Relays(sender, account)
-        context = FrontContext(self._models, config.http, access=config.access, account=account)
+        context = KserveContext(self._models, config.http, access=config.access, account=account)
         routes = () if product is None else product.routes(self._models, config.http, config.fronts, self._send_counts)
         log = RemoteLog(self._link, clocks.now) if config.access_log else None
-        passing = PassOn(sender, self._relays, self._link, self._report)
+        edge = Edge(
+            partial(listen_at, ends.listening),
+            lambda settings: ends.tls,
+            (FrontConnection, LoggedFrontConnection),
+            (FrontNative, FrontKserve),
+            self,
+        )
         observers = [RefusalObserver(self._link)]
-        self._server = FrontServer(
-            context, ends, self._sweep, observers, hand_over=passing, route_handlers=routes, log=log, clocks=clocks
+        self._server = HttpServer(
+            context, no_application, observers, edge=edge, route_handlers=routes, log=log, clocks=clocks
         )
         self._grpc: FrontGrpc | None = None
         if config.grpc is not None:
@@ -501,16 +436,16 @@ class Front:
         in_background(self._drain(message.seconds), "the drain of a front", self._tasks)
 
     def _granted(self, message: Granted) -> None:
-        places = self._models.places_of(message.model)
-        if places is not None:
-            places.granted(message)
+        handle = self._models.numbered(message.model)
+        if handle is not None:
+            handle.places.granted(message)
         elif message.offset >= 0:
             self._link.put(PlaceFree(message.model, message.offset))
 
     def _give_back(self, message: GiveBack) -> None:
-        places = self._models.places_of(message.model)
-        if places is not None:
-            places.give_back(partial(self._server.move_bodies, places))
+        handle = self._models.numbered(message.model)
+        if handle is not None:
+            handle.places.give_back(partial(self._server.move_bodies, handle))
 
     def _refuse(self, message: Refuse | None = None) -> None:
         self._server.refuse()
@@ -523,7 +458,23 @@ class Front:
         await product.drain()
         self._link.put(ProductDrained())
 
-    def _sweep(self) -> None:
+    # What goes on with connections that the fast path leaves: see TakesOver.
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
+        """Hand a connection over to the dispatcher. What is counted here goes ahead: the connection may ask for it."""
+        shared.tell_observers()
+        self._report()
+        self._link.flush()
+        if transport.get_extra_info("sslcontext") is not None:
+            self._relays.begin(transport, replay)
+        else:
+            Leaving(shared, transport).start(replay, self._sender)
+
+    def on_second(self, date: bytes) -> None:
+        """Report that this front lives, and what was counted."""
         self._models.sweep()
         self._account.publish()
         self._link.put(Alive())

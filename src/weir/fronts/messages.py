@@ -46,12 +46,11 @@ Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True):
     """The `form` of many requests, under a `number` below FORMS that the front has chosen: each form replaces the former one of that number.
 
-    `model` is the number of the facts under which the requests were read, and `key` is that of the form, by `packed_key`.
+    `model` is the number of the facts under which the requests were read.
     """
 
     number: Annotated[int, Meta(ge=0, lt=FORMS)]
     model: Number
-    key: Annotated[bytes, Meta(max_length=64 << 10)]
     form: Form
 
 
@@ -374,25 +373,17 @@ def reader_of_dispatcher() -> FrameReader[list[FromDispatcher]]:
     return FrameReader(_from_dispatcher)
 
 
-# Batch keys: tuples of texts, numbers and tuples, which msgpack knows as arrays.
+class Violation(Exception):
+    """A front has sent what it must not send, which the message says."""
 
 
-def packed_key(key: Hashable) -> bytes:
-    """Return `key` as bytes."""
-    return b"" if key is None else msgspec.msgpack.encode(key)
-
-
-def unpacked_key(data: bytes) -> Hashable:
-    """Return the key of `packed_key`. Raises msgspec.MsgspecError or ValueError if `data` is none."""
-    return _hashable(msgspec.msgpack.decode(data)) if data else None
-
-
-def _hashable(value: Any) -> Hashable:
+def batch_key(value: Any) -> Hashable:
+    """Return the batch key that was sent as `value`: msgpack knows tuples as arrays. Raises Violation if it is none."""
     if isinstance(value, list):
-        return tuple(map(_hashable, value))
+        return tuple(map(batch_key, value))
     if value is None or isinstance(value, (str, int, float)):
         return value
-    raise ValueError(f"a batch key with a value of type {type(value).__name__}")
+    raise Violation(f"a batch key with a value of type {type(value).__name__}")
 
 
 # Errors.
@@ -412,11 +403,11 @@ def sent_error(error: WeirError, longest: int = sys.maxsize) -> SentError:
 def received_error(sent: SentError) -> WeirError:
     """Return the error that was sent.
 
-    Raises ValueError or msgspec.MsgspecError if it is none of Weir's.
+    Raises Violation or msgspec.MsgspecError if it is none of Weir's.
     """
     kind = getattr(errors, sent.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, WeirError)):
-        raise ValueError(f"{sent.kind!r:.80} is no error of Weir's")
+        raise Violation(f"{sent.kind!r:.80} is no error of Weir's")
     error = kind("(lost on the way)")
     if sent.name != sent.kind:
         error.__class__ = _own_class(cast(Any, kind), sent.name)

@@ -1,13 +1,13 @@
 """Passes open connections from a front to the dispatcher: the descriptor, and the bytes that were read and have no response yet.
 
-Each message of the socket, which keeps their limits (SOCK_SEQPACKET), has a part of the bytes; the first one of a connection also has its descriptor.
+Each connection is one message of the socket, which keeps their limits (SOCK_SEQPACKET). Many bytes are in a file in memory, whose descriptor follows that of
+the connection.
 
 The descriptor of a connection with TLS is not enough: its keys are the front's. So the front keeps it and relays its plain bytes over a Unix socket, of which the
-dispatcher gets the other end in place of the connection. The first message of such a one says where it comes from.
+dispatcher gets the other end in place of the connection. The message of such a one says where it comes from.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -23,8 +23,8 @@ from weir.workers.timer import in_background
 
 _log = logging.getLogger("weir.http")
 
-_PART = 32 << 10  # bytes of a message, besides its mark
-_FIRST, _LAST, _ORIGIN = 1, 2, 4  # bits of the mark, the first byte of a message
+_MOST_INLINE = 32 << 10  # bytes that are in the message itself
+_LONGEST_MESSAGE = 2 * _MOST_INLINE
 _AROUND = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
 
 
@@ -38,8 +38,16 @@ class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
     server: Address
 
 
+class Passage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was read from a connection, None if it is in a file, and where the connection comes from, if it is relayed."""
+
+    data: bytes | None
+    origin: Origin | None
+
+
 Passed = Callable[[socket.socket | None, bytes, Origin | None], None]
-_read_origin = msgspec.msgpack.Decoder(Origin).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Passage).decode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -55,7 +63,7 @@ class ConnectionSender:
         self._socket = end
         self._loop = loop
         self._account = account
-        self._unsent: deque[tuple[int, bytes]] = deque()  # a descriptor, or -1, and a message
+        self._unsent: deque[tuple[list[int], bytes]] = deque()  # descriptors, and a message
 
     @property
     def busy(self) -> bool:
@@ -64,16 +72,15 @@ class ConnectionSender:
 
     def send(self, descriptor: int, data: bytes, origin: Origin | None = None) -> None:
         """Send a connection, whose `descriptor` is closed here as soon as it has been sent. `origin` says where a relayed one comes from."""
+        is_long, waits = len(data) > _MOST_INLINE, bool(self._unsent)
+        try:
+            descriptors = [descriptor, *([_file_with(data)] if is_long else [])]
+        except OSError as error:
+            _log.warning("a connection cannot be handed over: %s", error)
+            os.close(descriptor)
+            return
         self._account.pass_on()
-        waits = bool(self._unsent)
-        parts = [data[start : start + _PART] for start in range(0, len(data), _PART)] or [b""]
-        first = _FIRST
-        if origin is not None:
-            self._unsent.append((descriptor, bytes([_FIRST | _ORIGIN]) + msgspec.msgpack.encode(origin)))
-            first, descriptor = 0, -1
-        for index, part in enumerate(parts):
-            mark = (0 if index else first) | (_LAST if index == len(parts) - 1 else 0)
-            self._unsent.append((-1 if index else descriptor, bytes([mark]) + part))
+        self._unsent.append((descriptors, _encode(Passage(None if is_long else data, origin))))
         if not waits and not self._send_all():
             self._loop.add_writer(self._socket.fileno(), self._send_more)
 
@@ -93,18 +100,17 @@ class ConnectionSender:
 
     def _send_all(self) -> bool:
         while self._unsent:
-            descriptor, message = self._unsent[0]
+            descriptors, message = self._unsent[0]
             try:
-                socket.send_fds(self._socket, [message], [descriptor] if descriptor >= 0 else [])
+                socket.send_fds(self._socket, [message], descriptors)
             except BlockingIOError:
                 return False
             except OSError:
                 # The dispatcher has ended, and this process is about to; or too many descriptors are on their way.
-                if message[0] & _LAST:
-                    self._account.pass_on(-1)
+                self._account.pass_on(-1)
             self._unsent.popleft()
-            if descriptor >= 0:
-                os.close(descriptor)
+            for each in descriptors:
+                os.close(each)
         return True
 
 
@@ -118,9 +124,6 @@ class ConnectionReceiver:
         self._loop = loop
         self._passed = passed
         self._most = longest + _AROUND
-        self._connection: socket.socket | None = None
-        self._origin: Origin | None = None
-        self._data = bytearray()
         loop.add_reader(end.fileno(), self._receive)
 
     def close(self) -> None:
@@ -128,7 +131,6 @@ class ConnectionReceiver:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
-        self._drop()
 
     def receive_rest(self) -> None:
         """Receive what has arrived: the front has ended, but the connections that it has passed live."""
@@ -138,65 +140,50 @@ class ConnectionReceiver:
     def _receive(self) -> bool:
         """Receive one message. Return False when there is none."""
         try:
-            message, descriptors, flags, _ = socket.recv_fds(self._socket, _PART + 1, 4, socket.MSG_CMSG_CLOEXEC)
+            message, descriptors, *_ = socket.recv_fds(self._socket, _LONGEST_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
         except OSError:
-            message, descriptors, flags = b"", [], 0
+            message, descriptors = b"", []
         if not message:  # the front has ended, which is noticed at its link
             if self._socket.fileno() >= 0:
                 self._loop.remove_reader(self._socket.fileno())
             return False
-        self._take(message, descriptors, truncated=bool(flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC)))
+        self._passed(*self._taken(message, descriptors))
         return True
 
-    def _take(self, message: bytes, descriptors: list[int], *, truncated: bool) -> None:
-        mark = message[0]
-        if mark & _FIRST:
-            self._drop()
-            if len(descriptors) == 1 and not truncated:
-                self._connection = _connection(descriptors.pop())
-            else:
-                _log.warning("a connection could not be taken over from its front: too many files are open (ulimit -n)")
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if mark & _ORIGIN:
-            self._begin_relayed(message[1:])
-            return
-        self._data += message[1:]
-        if len(self._data) > self._most:
-            self._drop()
-        if mark & _LAST:
-            connection, origin, data = self._connection, self._origin, bytes(self._data)
-            self._connection = self._origin = None
-            self._data.clear()
-            self._passed(connection, data, origin)
-
-    def _begin_relayed(self, message: bytes) -> None:
+    def _taken(self, message: bytes, descriptors: list[int]) -> tuple[socket.socket | None, bytes, Origin | None]:
+        """Return the connection of a message, with what was read from it and its origin. All its other descriptors are closed."""
         try:
-            self._origin = _read_origin(message)
-        except msgspec.MsgspecError:
-            _log.warning("a connection was not taken over from its front: it does not say where it comes from")
-            self._drop()
+            passage = _decode(message)
+            if len(descriptors) != (2 if passage.data is None else 1):  # the system could not open all that were sent
+                raise OSError("too many files are open (ulimit -n)")
+            data = _content(descriptors.pop(), self._most) if passage.data is None else passage.data
+            connection = socket.socket(fileno=descriptors[0])
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.warning("a connection could not be taken over from its front: %s", error)
+            for each in descriptors:
+                os.close(each)
+            return None, b"", None
+        connection.setblocking(False)
+        return connection, data, passage.origin
 
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        self._origin = None
-        self._data.clear()
-        if connection is not None:
-            connection.close()
+
+def _file_with(data: bytes) -> int:
+    """Return the descriptor of a file in memory that has this content. Raises OSError."""
+    with open(os.memfd_create("weir-passed"), "wb") as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
 
 
-def _connection(descriptor: int) -> socket.socket | None:
-    """Return the socket with this descriptor, or None if it is none."""
-    try:
-        connection = socket.socket(fileno=descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-        return None
-    connection.setblocking(False)
-    return connection
+def _content(descriptor: int, most: int) -> bytes:
+    """Return what is in a file of at most `most` bytes, which is closed. Raises OSError if it is none, or has more."""
+    with open(descriptor, "rb") as file:
+        if file.seek(0, os.SEEK_END) > most:
+            raise OSError(f"more than {most} bytes were read from it")
+        file.seek(0)
+        return file.read()
 
 
 class RelayedTransport:

@@ -27,15 +27,14 @@ from weir.fronts.messages import (
     PlacedOutput,
     PlaceFree,
     SentPlace,
+    Violation,
     WantCopy,
     WantPlace,
 )
-from weir.wire.tensors import head_of_views
 from weir.workers.arena import Arena, Mapping, Results, SharedBlock
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
-    from weir.wire.inference import ArenaArrays
 
 # The number of memory and its bytes: that of a model for its arena, or one below 0 for results.
 _MEMORY = struct.Struct("<qq")
@@ -112,7 +111,7 @@ class PlacesOfFront:
                 self._waiting.append((message, handle, 1))
 
     def payloads(self, model: int, sent: Sequence[Any]) -> list[Any]:
-        """Return the payloads of requests, with what is in a place for each SentPlace. Raises ValueError, and takes none, if the front has no such place."""
+        """Return the payloads of requests, with what is in a place for each SentPlace. Raises Violation, and takes none, if the front has no such place."""
         found = [self._found(model, each) if type(each) is SentPlace else None for each in sent]
         return [
             each if place is None else _InPlace(place, each.size_bytes) for each, place in zip(sent, found, strict=True)
@@ -121,7 +120,7 @@ class PlacesOfFront:
     def _found(self, model: int, sent: SentPlace) -> SharedBlock:
         place = self._places.get((model, sent.offset))
         if place is None or sent.size_bytes > len(place.view):
-            raise ValueError("a request in a place that it does not have")
+            raise Violation("a request in a place that it does not have")
         return place
 
     def _grant(self, message: WantPlace, handle: "ModelHandle") -> bool:
@@ -159,12 +158,12 @@ class PlacesOfFront:
         return True
 
     def copied(self, message: WantCopy) -> Outputs:
-        """Return a copy of an output whose arena the front cannot have: it gets copies of all in that arena. Raises ValueError if it has no such output."""
+        """Return a copy of an output whose arena the front cannot have: it gets copies of all in that arena. Raises Violation if it has no such output."""
         placed = self._unread.get((message.memory, message.offset))
         block = self._taken(message.memory, message.offset)
         try:
             if placed is None or not isinstance(block.memory, Results):
-                raise ValueError("a copy of what is no output")
+                raise Violation("a copy of what is no output")
             self._numbers[block.memory] = 0
             return Outputs([placed.number], [bytes(block.view)], placed.batch)
         finally:
@@ -184,7 +183,7 @@ class PlacesOfFront:
     # Both.
 
     def free(self, message: PlaceFree) -> None:
-        """Take a place back. Raises ValueError if the front has no such place."""
+        """Take a place back. Raises Violation if the front has no such place."""
         self._taken(message.memory, message.offset).release()
 
     def close(self) -> None:
@@ -196,7 +195,7 @@ class PlacesOfFront:
     def _taken(self, memory: int, offset: int) -> SharedBlock:
         place = self._places.pop((memory, offset), None)
         if place is None:
-            raise ValueError("a place back that it does not have")
+            raise Violation("a place back that it does not have")
         read = self._unread.pop((memory, offset), None)
         if read is not None:
             self._unread_bytes -= read.size_bytes
@@ -459,12 +458,3 @@ class MemoryReceiver:
             elif number == wanted:
                 return None
         return self._come.pop(wanted)
-
-
-def write_head(arrays: "ArenaArrays", place: LentPlace) -> bool:
-    """Make packed arrays of `arrays`, which are in `place`: write their head before them. Return False, with nothing changed, if that is impossible."""
-    head = head_of_views(arrays, place.address, len(place.view))
-    if head is None:
-        return False
-    place.view[: len(head)] = head
-    return True

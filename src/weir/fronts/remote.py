@@ -10,12 +10,11 @@ from typing import Any
 
 from weir.batching.request_state import finish_each, settle
 from weir.batching.settings import BatchingSettings
-from weir.errors import Unsupported, WeirError, unknown_model
+from weir.errors import WeirError, unknown_model
 from weir.fronts.messages import (
     FORMS,
     LONGEST_PAYLOAD,
     LONGEST_TEXT,
-    LONGEST_TOKENS,
     PLAIN,
     CallerLeft,
     FailedRequest,
@@ -36,20 +35,19 @@ from weir.fronts.messages import (
     Transferred,
     WantCopy,
     dispatch_of,
-    packed_key,
     received_error,
     sent_error,
 )
-from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
+from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader
 from weir.messages import OBJECT, PACKED, Form, Request
 from weir.model import Model
-from weir.protocols.exchange import ModelInference, PassedOn
+from weir.protocols.exchange import ModelInference
 from weir.serving import ServiceSettings
 from weir.serving.delivery import Tracer, undelivered
-from weir.serving.handle import ModelControl, ModelFacts
+from weir.serving.handle import ModelFacts
 from weir.text_models.texts import Tokens
 from weir.wire.inference import ArenaArrays
-from weir.wire.tensors import Unpacker, pack
+from weir.wire.tensors import Unpacker, head_of_views, pack
 from weir.workers.executor import Block, discard
 
 _PLACE_BYTES = 24  # of a place in a frame, about
@@ -67,19 +65,32 @@ class Requests:
         self._last: tuple[int, Form | None, int] = (0, None, 0)  # most requests have the form of the one before
         self._unpack = Unpacker()
 
-    def submit(self, model: int, request: Any, places: LentPlaces | None = None) -> None:
-        """Send `request` to the queue of the model whose facts have this number. Large arrays travel in one of `places`.
+    def submit(self, handle: "RemoteHandle", request: Any) -> None:
+        """Send `request` to the queue of the model of `handle`, or have it passed on if it cannot be sent. Large arrays travel in a place of the model's."""
+        payload = request.payload
+        if type(payload) is bytes:
+            self._send(request, handle.number, request.form, request.arrival, payload, len(payload))
+        elif isinstance(payload, Tokens):
+            self._submit_text(handle, request, payload)
+        elif (found := _sendable(request, handle.places if handle.arena_bytes else None)) is None:
+            request.pass_on()
+        else:
+            sent, is_packed = found
+            form = request.form.replaced(content_type=PACKED, accept=PACKED) if is_packed else request.form
+            size = len(sent) if type(sent) is bytes else _PLACE_BYTES
+            self._send(request, handle.number, form, request.arrival, sent, size)
 
-        Raises PassedOn for a payload that cannot be sent.
-        """
-        payload, form = request.payload, request.form
-        if type(payload) is not bytes:
-            payload, is_packed = _sendable(request, places)
-            form = form.replaced(content_type=PACKED, accept=PACKED) if is_packed else form
-        size = len(payload) if type(payload) is bytes else _PLACE_BYTES
-        self.send(request, model, form, request.arrival, payload, size)
+    def _submit_text(self, handle: "RemoteHandle", text: Any, tokens: Tokens) -> None:
+        """Send a text. `limit` of its request has the timeout, and the instant from which that counts."""
+        timeout, began = text.limit
+        form = text.form.replaced(timeout=timeout, cost=1.0)
+        ahead = max(0.0, text.tag - handle.virtual_time())
+        sent = SentText(tokens.ids, int(text.form.cost), ahead, text.brief, tokens.second, tokens.outputs)
+        self._send(text, handle.number, form, began, sent, len(tokens.ids))
 
-    def send(self, request: Any, model: int, form: Form, arrival: float, payload: SentPayload, size_bytes: int) -> None:
+    def _send(
+        self, request: Any, model: int, form: Form, arrival: float, payload: SentPayload, size_bytes: int
+    ) -> None:
         """Send a request of `form` to `model`, with a `payload` of about `size_bytes` bytes."""
         last = self._last
         known = last[2] if form is last[1] and model == last[0] else self._known(model, form)
@@ -108,7 +119,7 @@ class Requests:
         if len(self._forms) >= FORMS:
             self._forms.clear()
         number = self._forms[model, form] = len(self._forms)
-        self.link.put(RequestForm(number, model, packed_key(form.key), form.replaced(key=None)))
+        self.link.put(RequestForm(number, model, form))
         return number
 
     def cancel(self, request: Any) -> None:
@@ -137,7 +148,7 @@ class Requests:
         if request is None:
             return
         if isinstance(message, MustHandOver):
-            self._end(request, request.fail, PassedOn())
+            self._end(request, request.pass_on)
             _drop(request.payload)
         else:
             _drop(request.payload)
@@ -179,22 +190,24 @@ class Requests:
                 undelivered(request)
 
 
-def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, bool]:
-    """Return the payload of a request as it is sent, and whether that is packed arrays. Raises PassedOn for one that cannot be sent."""
+def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, bool] | None:
+    """Return the payload of a request as it is sent, and whether that is packed arrays; None for one that cannot be sent."""
     payload = request.payload
     if isinstance(payload, LentPlace):
         return _sent(payload), False
     if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
-        if write_head(payload, payload.block):
-            return _sent(payload.block), True
+        block = payload.block
+        if (head := head_of_views(payload, block.address, len(block.view))) is not None:
+            block.view[: len(head)] = head
+            return _sent(block), True
         packed = pack(payload)  # BYTES are no views of their place
-        if len(packed) > len(payload.block.view):
-            raise PassedOn
+        if len(packed) > len(block.view):
+            return None
         request.keep_body()
-        payload.block.view[: len(packed)] = packed
-        return SentPlace(payload.block.offset, len(packed)), True
+        block.view[: len(packed)] = packed
+        return SentPlace(block.offset, len(packed)), True
     if not isinstance(payload, dict):
-        raise PassedOn
+        return None
     packed = pack(payload)
     if len(packed) <= LONGEST_PAYLOAD:
         return packed, True
@@ -202,7 +215,7 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
     if place is None:
         if places is not None:
             places.ask(len(packed), _for_the_next)
-        raise PassedOn
+        return None
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
     return _sent(place), True
@@ -255,10 +268,22 @@ class RemoteInference(ModelInference):
         return self._hot
 
 
+class NoControl:
+    """What a front knows of the workers of a model: nothing."""
+
+    ready_workers = 0
+
+    def best_rate(self, now: float) -> float:
+        """Return infinity: the rate is not known here."""
+        return float("inf")
+
+
 class RemoteHandle:
-    """A model of the dispatcher: a ModelHandle."""
+    """A model of the dispatcher: a ModelHandle. `virtual_time` is that of the front's encoder, if it is a text model, in tokens."""
 
     tracing: Tracer | None = None  # the dispatcher handles what is traced
+    control: Any = NoControl()  # the dispatcher alone controls models
+    virtual_time: Callable[[], float] = float
 
     def __init__(
         self, state: ModelDescription, requests: Requests, places: LentPlaces, clock: Callable[[], float]
@@ -267,6 +292,7 @@ class RemoteHandle:
         self.places = places
         self._transferred: dict[str, tuple[int, int]] = {}  # bytes received and sent, by frontend
         self.arena_bytes = state.arena_bytes
+        self.takes_texts = state.takes_texts
         self.facts = facts_of(state)
         self.number = state.number
         self.inference = RemoteInference(hot=state.hot)
@@ -277,14 +303,9 @@ class RemoteHandle:
         """Not known here: the dispatcher refuses the requests that it must refuse."""
         return ""
 
-    @property
-    def control(self) -> ModelControl:
-        """Raises Unsupported: only the dispatcher controls models."""
-        raise Unsupported("a front controls no models")
-
     def submit(self, request: Request, now: float | None = None) -> None:
         """See ModelHandle. A refusal comes later, as the error that ends the request."""
-        self._requests.submit(self.number, request, self.places if self.arena_bytes else None)
+        self._requests.submit(self, request)
 
     def cancel(self, request: Request) -> None:
         """See ModelHandle."""
@@ -315,41 +336,6 @@ class RemoteHandle:
         for frontend, (received, sent) in self._transferred.items():
             self._requests.link.put(Transferred(self.number, frontend, received, sent))
         self._transferred.clear()
-
-
-class NoControl:
-    """What a front knows of the workers of a model: nothing."""
-
-    ready_workers = 0
-
-    def best_rate(self, now: float) -> float:
-        """Return infinity: the rate is not known here."""
-        return float("inf")
-
-
-class TextHandle(RemoteHandle):
-    """A text model of the dispatcher. `virtual_time` is that of the front's encoder, in tokens."""
-
-    control: Any = NoControl()
-
-    def __init__(
-        self, state: ModelDescription, requests: Requests, places: LentPlaces, clock: "Callable[[], float]"
-    ) -> None:
-        super().__init__(state, requests, places, clock)
-        self.virtual_time: Callable[[], float] = float
-
-    def submit(self, request: Any, now: float | None = None) -> None:
-        """See ModelHandle. `limit` of the request has its timeout, and the instant from which that counts."""
-        requests, tokens = self._requests, request.payload
-        timeout, began = request.limit
-        ids, second, outputs = tokens
-        if len(ids) > LONGEST_TOKENS:
-            raise PassedOn
-        asked: Form = request.form
-        form = Form(timeout, accept=asked.accept, priority=asked.priority, frontend=asked.frontend)
-        ahead = max(0.0, request.tag - self.virtual_time())
-        sent = SentText(ids, int(asked.cost), ahead, request.brief, second, outputs)
-        requests.send(request, self.number, form, began, sent, len(ids))
 
 
 def facts_of(state: ModelDescription) -> ModelFacts:
@@ -408,14 +394,12 @@ class RemoteModels:
         self.known.set()
 
     def _handle(self, state: ModelDescription) -> RemoteHandle:
-        kind = TextHandle if state.takes_texts else RemoteHandle
-        send = self._requests.link.put
-        return kind(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory), self._clock)
+        places = LentPlaces(state.number, self._fronts, self._requests.link.put, self._memory)
+        return RemoteHandle(state, self._requests, places, self._clock)
 
-    def places_of(self, model: int) -> LentPlaces | None:
-        """Return the places of the model with this number; None if it is not there any more."""
-        handle = self._by_number.get(model)
-        return None if handle is None else handle.places
+    def numbered(self, model: int) -> RemoteHandle | None:
+        """Return the model with this number; None if it is not there any more."""
+        return self._by_number.get(model)
 
     def sweep(self) -> None:
         """Note that a second has passed."""

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from weir.errors import SettingsError
-from weir.frontends.dashboard import use_of
+from weir.frontends.dashboard import Use, use_of
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.fast.shared import REAL_TIME, Clocks
-from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_socket
+from weir.frontends.http.server import BACKLOG, Edge, HttpServer, Listening, tls_context, unix_socket
 from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared
 from weir.fronts.front import FrontConfig
 from weir.fronts.messages import Drain, GiveBack, ModelTable, Refuse
@@ -78,14 +77,15 @@ class StartedFront(NamedTuple):
 
 
 class FrontView(NamedTuple):
-    """A front as it is shown: its number, its process, how many of its requests wait or run, for how many seconds it has sent nothing, and how often it was
-    started."""
+    """A front as it is shown: its number, its process, how many connections it has, how many of its requests wait or run, how often it was started, and for
+    how many seconds it has sent nothing."""
 
     number: int
     pid: int
+    connections: int
     requests: int
-    silent: int
     starts: int
+    silent: int
 
 
 class FrontProcesses:
@@ -190,12 +190,11 @@ class Fronts:
         """See frontends.http.server.Listening."""
         return () if self._closing else self._processes.kept
 
-    @property
-    def views(self) -> list[FrontView]:
-        """The fronts that run, in order."""
+    def views(self, connections: Callable[[int], int]) -> list[FrontView]:
+        """Return the fronts that run, in order. `connections` returns how many a front has, by its number."""
         return [
-            FrontView(index, each.process.pid, each.front.requests, each.front.silent, self._starts[index])
-            for index, each in sorted(self._running.items())
+            FrontView(index, process.pid, connections(index), len(front.open), self._starts[index], front.silent)
+            for index, (process, front, _) in sorted(self._running.items())
         ]
 
     async def start(self) -> None:
@@ -222,9 +221,9 @@ class Fronts:
         front = self._make(index, link, connections, partial(self._ended, index))
         self._starts[index] += 1
         self._running[index] = RunningFront(process, front, self._clock())
-        front.tell(self._table())
+        front.put(self._table())
         if self._refusing:
-            front.tell(Refuse())
+            front.put(Refuse())
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([front.listening])
         return not front.listening.cancelled()
@@ -265,30 +264,21 @@ class Fronts:
             if running.front.silent > _PATIENCE:
                 self._ended(index, f"it has not reported for {_PATIENCE} s")
 
-    def tell_models(self) -> None:
-        """Tell all fronts what models there are."""
-        table = self._table()
+    def tell(self, message: ModelTable | GiveBack | Refuse | Drain) -> None:
+        """Send all fronts `message`."""
         for running in self._running.values():
-            running.front.tell(table)
-
-    def give_back(self, model: int) -> None:
-        """Let all fronts give back places in the arena of a model, by its number."""
-        for running in self._running.values():
-            running.front.tell(GiveBack(model))
+            running.front.put(message)
 
     def refuse(self) -> None:
         """Let all fronts refuse new requests."""
         self._refusing = True
-        for running in self._running.values():
-            running.front.tell(Refuse())
+        self.tell(Refuse())
 
     async def drain_product(self, seconds: float) -> bool:
         """Let the product in all fronts finish what it has accepted; return whether it did so within `seconds`. Call `refuse` before."""
         waiting = [running.front.product_drained for running in self._running.values()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=seconds)
-            return not late
-        return True
+        _, late = await asyncio.wait(waiting, timeout=seconds) if waiting else ((), ())
+        return not late
 
     def close(self) -> None:
         """Keep the addresses no more; the fronts still listen there. Replace no front from now on. Idempotent."""
@@ -298,12 +288,10 @@ class Fronts:
     async def drain(self, seconds: float | None) -> bool:
         """Let all fronts accept no more connections, and send all responses; return whether they did so within `seconds`."""
         self.close()
-        fronts = [running.front for running in self._running.values()]
-        for front in fronts:
-            front.tell(Drain(seconds))
-        if not fronts:
+        self.tell(Drain(seconds))
+        waiting = [running.front.drained for running in self._running.values()]
+        if not waiting:
             return True
-        waiting = [front.drained for front in fronts]
         await asyncio.wait(waiting, timeout=None if seconds is None else seconds + _REPORT_TIME)
         return all(each.done() and not each.cancelled() and each.result() for each in waiting)
 
@@ -328,36 +316,46 @@ class Fronts:
                     await self._all_gone.wait()
 
 
-def rows_of(views: Sequence[FrontView], connections: Callable[[int], int]) -> list[dict[str, Any]]:
-    """Return the rows of the dashboard for fronts; `connections` returns how many a front has, by its number."""
-    names = ("number", "pid", "connections", "requests", "starts")
-    rows = [(each.number, each.pid, connections(each.number), each.requests, each.starts) for each in views]
-    return [dict(zip(names, row, strict=True)) for row in rows]
+def rows_of(views: Sequence[FrontView]) -> list[dict[str, Any]]:
+    """Return the rows of the dashboard for fronts."""
+    return [{name: value for name, value in each._asdict().items() if name != "silent"} for each in views]
+
+
+# What is shown of a front: the kind of metric, its name, what it says, and its value; None if nobody knows it.
+_SHOWN: tuple[tuple[Any, str, str, Callable[[FrontView, Use | None], float | None]], ...] = (
+    (CounterMetricFamily, "starts", "Starts of its processes.", lambda view, use: view.starts),
+    (
+        CounterMetricFamily,
+        "cpu_seconds",
+        "CPU time of its present process.",
+        lambda view, use: None if use is None else use.cpu,
+    ),
+    (GaugeMetricFamily, "connections", "Connections that a front has.", lambda view, use: view.connections),
+    (GaugeMetricFamily, "requests", "Its requests that wait or run.", lambda view, use: view.requests),
+    (
+        GaugeMetricFamily,
+        "memory_bytes",
+        "Its resident memory.",
+        lambda view, use: None if use is None else use.memory_bytes,
+    ),
+)
 
 
 class FrontMetrics(Collector):
-    """Shows each of the fronts that `views` returns; `connections` returns how many a front has, by its number."""
+    """Shows each of the fronts that `views` returns."""
 
-    def __init__(self, views: Callable[[], Sequence[FrontView]], connections: Callable[[int], int]) -> None:
+    def __init__(self, views: Callable[[], Sequence[FrontView]]) -> None:
         self._views = views
-        self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        connections = GaugeMetricFamily("weir_front_connections", "Connections that a front has.", labels=["front"])
-        requests = GaugeMetricFamily("weir_front_requests", "Its requests that wait or run.", labels=["front"])
-        memory = GaugeMetricFamily("weir_front_memory_bytes", "Its resident memory.", labels=["front"])
-        cpu = CounterMetricFamily("weir_front_cpu_seconds", "CPU time of its present process.", labels=["front"])
-        starts = CounterMetricFamily("weir_front_starts", "Starts of its processes.", labels=["front"])
-        for view in self._views():
-            labels, use = [str(view.number)], use_of(view.pid)
-            connections.add_metric(labels, self._connections(view.number))
-            requests.add_metric(labels, view.requests)
-            starts.add_metric(labels, view.starts)
-            if use is not None:
-                memory.add_metric(labels, use.memory_bytes)
-                cpu.add_metric(labels, use.cpu)
-        yield from (starts, cpu, connections, requests, memory)
+        views = [(view, use_of(view.pid)) for view in self._views()]
+        for kind, name, text, value in _SHOWN:
+            family = kind(f"weir_front_{name}", text, labels=["front"])
+            for view, use in views:
+                if (number := value(view, use)) is not None:
+                    family.add_metric([str(view.number)], number)
+            yield family
 
 
 class FrontFigures:
@@ -367,6 +365,10 @@ class FrontFigures:
         self._fd = create_memory("weir-fronts", table_bytes(count + 1))
         self.figures = SharedFigures(self._fd, count + 1)
         self.account = SharedAccount(http, self.figures, 0)
+
+    def connections(self, front: int) -> int:
+        """Return how many connections a front has."""
+        return self.figures.connections(front + 1)
 
     def ended(self, front: int) -> None:
         """A front has ended: it holds nothing any more."""
@@ -407,7 +409,14 @@ class FrontsServer(HttpServer):
     ) -> None:  # fmt: skip
         check_possible(plan.config.fronts)
         super().__init__(
-            context, asgi_app, observers, clocks=clocks, log=log, websockets=websockets, route_handlers=route_handlers
+            context,
+            asgi_app,
+            observers,
+            clocks=clocks,
+            log=log,
+            websockets=websockets,
+            route_handlers=route_handlers,
+            edge=Edge(self._listen_with_fronts, check_certificate),
         )
         self._plan = plan
         self._catalogue = Catalogue(context.registry, plan.product)
@@ -417,11 +426,7 @@ class FrontsServer(HttpServer):
         self._fronts: Fronts | None = None
         context.registry.changed.append(self._models_changed)
 
-    def _load_tls(self) -> None:
-        """Check the certificate. The fronts end TLS."""
-        super()._load_tls()
-
-    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+    async def _listen_with_fronts(self, settings: HttpSettings, accepted: Callable[[], object]) -> Listening:
         try:
             return await self._open_fronts()
         except OSError as error:
@@ -463,11 +468,7 @@ class FrontsServer(HttpServer):
     @property
     def fronts(self) -> list[FrontView]:
         """The fronts that run."""
-        return [] if self._fronts is None else self._fronts.views
-
-    def connections_of(self, front: int) -> int:
-        """Return how many connections a front has, by its number."""
-        return self._plan.figures.figures.connections(front + 1)
+        return [] if self._fronts is None else self._fronts.views(self._plan.figures.connections)
 
     def _make_front(
         self, index: int, link: socket.socket, connections: socket.socket, ended: Callable[[str], None]
@@ -477,11 +478,11 @@ class FrontsServer(HttpServer):
 
     def _arena_full(self, model: int) -> None:
         if self._fronts is not None:
-            self._fronts.give_back(model)
+            self._fronts.tell(GiveBack(model))
 
     def _models_changed(self) -> None:
         if self._fronts is not None:
-            self._fronts.tell_models()
+            self._fronts.tell(self._catalogue.table())
 
     def _passed(self, front: int, connection: socket.socket | None, data: bytes, origin: Origin | None) -> None:
         """Go on with a connection of which a front has read `data`, or which it relays from `origin`. None: it was lost."""
@@ -521,16 +522,17 @@ class FrontsServer(HttpServer):
             self._plan.grpc.fronts_drained()
         return await super().drain(drain_timeout) and in_time
 
-    def _close_listening(self) -> list[asyncio.Task[Any]]:
-        """Wait for the connections that the fronts have handed over. These have accepted all that waited."""
-        return list(self._handshakes)
-
     async def stop(self) -> None:
         """See HttpServer."""
         await super().stop()
         if self._fronts is not None:
             await self._fronts.stop()
         self._plan.figures.close()
+
+
+def check_certificate(settings: HttpSettings) -> None:
+    """Raise SettingsError for a certificate that cannot be used. The fronts end TLS."""
+    tls_context(settings)
 
 
 class _Passed(asyncio.BufferedProtocol):

@@ -86,7 +86,7 @@ async def end_of(begin: Callable[[Ended[T]], Stop]) -> T:
 
 
 class PassedOn(WeirError):
-    """This process cannot respond to the request: another process of the server does. The channel passes the request on, and observers hear nothing of it."""
+    """The end of a queued request to which another process of the server responds: the channel passes it on, and observers hear nothing of it."""
 
     reported = True
 
@@ -239,6 +239,10 @@ class QueuedRequest(RequestBase):
         ended = self._ended
         del self._ended
         ended(self)
+
+    def pass_on(self) -> None:
+        """End, as another process of the server responds."""
+        self.fail(PassedOn())
 
 
 class Gathering:

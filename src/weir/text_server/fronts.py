@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weir.fronts.remote import TextHandle
+from weir.fronts.messages import LONGEST_TOKENS
+from weir.fronts.remote import RemoteHandle
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from weir.text_server.calibration import Budget
 
 _REPORT_AFTER = 0.02  # seconds in which counts are gathered
+_TOKEN_BYTES = 4
 _UNKNOWN: Any = None  # the model of an encoder that serves none yet
 
 
@@ -202,7 +204,8 @@ class TextsInFronts:
         self._hot.clear()
         for model in self._models:
             handle, encoder = self._remote.services.get(model.name), self._encoders[model.name]
-            if isinstance(handle, TextHandle):
+            if isinstance(handle, RemoteHandle) and handle.takes_texts:
                 handle.virtual_time = partial(getattr, encoder, "virtual_time")
                 encoder.serve(handle)
-                self._hot.update([model.name] if model.has_small_answers else ())
+                is_short = _TOKEN_BYTES * encoder.max_length <= LONGEST_TOKENS
+                self._hot.update([model.name] if model.has_small_answers and is_short else ())

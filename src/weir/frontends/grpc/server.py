@@ -61,14 +61,14 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
-        credentials = self._credentials()
-        self._services = services = self._make_services()
+        credentials = self.credentials()
+        self._services = services = self.make_services()
         most = self._context.account.max_connections
         options = channel_options(self._settings, self._http, most, shares_port=self.shares_port)
         core = self._make_core(
             services.handlers,
             options,
-            self._admit,
+            self.admit,
             services.refuse_with,
             self._context.account,
             max_message_size=self._settings.grpc_max_message_size,
@@ -85,16 +85,18 @@ class GrpcServer:
         await core.start()
         self._core = core
 
-    def _credentials(self) -> Any:
+    def credentials(self) -> Any:
         """Return the credentials for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
         return credentials_of(certificate_of(self._http))
 
-    def _make_services(self) -> Services:
+    def make_services(self) -> Services:
+        """Return the services, with the product's own calls."""
         most = self._settings.grpc_stream_requests
         added = NO_CALLS if self._added is None else self._added(most)
         return Services(self._context, most, development=self._http.development, added=added)
 
-    def _admit(self, path: str, call: IncomingCall) -> bool:
+    def admit(self, path: str, call: IncomingCall) -> bool:
+        """Return whether a call may be answered; one that may not has been refused."""
         return self._services is not None and self._services.admit(path, call)
 
     def taken(self) -> SettingsError:

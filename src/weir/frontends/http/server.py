@@ -8,10 +8,9 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import methodcaller
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from weir.errors import Overloaded, SettingsError, bounded
 from weir.frontends.frontend import cannot_listen, listen
@@ -29,6 +28,9 @@ from weir.protocols.account import RESERVED, Account
 from weir.protocols.kserve import KserveContext
 from weir.wire.status import http_code
 from weir.workers.timer import in_background
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelHandle
 
 BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
@@ -58,25 +60,74 @@ class Listening(Protocol):
         """Listen no more."""
 
 
+# Opens the listening sockets that the settings state; the function makes the protocol of a connection. Raises OSError.
+Listen = Callable[[HttpSettings, Callable[[], asyncio.BaseProtocol]], Awaitable[Listening]]
+
+
+async def listen_at_address(settings: HttpSettings, accepted: Callable[[], asyncio.BaseProtocol]) -> Listening:
+    """Listen at the address that the settings state; see Listen."""
+    if settings.uds is None:
+        return await listen(accepted, settings.host, settings.port, backlog=BACKLOG)
+    listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
+    return await asyncio.get_running_loop().create_unix_server(accepted, sock=listener, backlog=BACKLOG)
+
+
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """Return the context for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
+    if settings.tls_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_certfile, settings.tls_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        files = f"tls_certfile={settings.tls_certfile!r}, tls_keyfile={settings.tls_keyfile!r}"
+        raise SettingsError(f"{files}: not a usable certificate and key: {error}") from error
+    return context
+
+
+class Edge(NamedTuple):
+    """How connections come to a server, and leave its fast path; the fronts and the dispatcher of a server have others.
+
+    Attributes:
+        listen: opens the listening sockets.
+        tls: returns the context of the connections that are accepted here. Raises SettingsError naming the unusable file.
+        connections: the classes of connections, without and with a line in the log for each response.
+        handlers: the classes of the handlers of Weir's own protocols.
+        hand_over: goes on with a connection that the fast path leaves; None: the ASGI application of this process.
+    """
+
+    listen: Listen = listen_at_address
+    tls: Callable[[HttpSettings], ssl.SSLContext | None] = tls_context
+    connections: tuple[type[Connection], type[LoggedConnection]] = (Connection, LoggedConnection)
+    handlers: tuple[type[HotNative], type[HotKserve]] = (HotNative, HotKserve)
+    hand_over: TakesOver | None = None
+
+
+ONE_PROCESS = Edge()
+
+
 class HttpServer:
     """Serves the models of `context` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
     `context` is shared by the frontends of the Open Inference Protocol. `observers` are notified of requests that are refused before they reach a service;
     the services notify their own observers of all others. `clocks` measure idle and slow connections. `websockets` are those of
     `asgi_app`, to be drained. `route_handlers` answer requests of a product on the fast path. `log` gets a line for each response that `asgi_app` does not
-    send. `hand_over` replaces what goes on with a connection that the fast path leaves.
+    send. `edge` says how connections come.
     """
 
     def __init__(
         self, context: KserveContext, asgi_app: Any, observers: Sequence[Observer] = (), *, clocks: Clocks = REAL_TIME, log: HttpLog | None = None,
-        websockets: WebSockets | None = None, route_handlers: Sequence[RouteHandler] = (), hand_over: TakesOver | None = None,
+        websockets: WebSockets | None = None, route_handlers: Sequence[RouteHandler] = (), edge: Edge = ONE_PROCESS,
     ) -> None:  # fmt: skip
         self._settings = settings = context.http
         self._websockets = websockets
         self._asgi_app = asgi_app
-        self._hand_over = hand_over or HandOver(self._asgi, settings)
+        self._edge = edge
+        self._hand_over = edge.hand_over or HandOver(self._asgi, settings)
+        native, kserve = edge.handlers
         self._shared = HttpShared(
-            (*self._own_handlers(context), *route_handlers), settings, observers, self._hand_over,
+            (native(context.registry, settings), kserve(context), *route_handlers), settings, observers, self._hand_over,
             clocks=clocks, access=context.access, account=context.account, log=log,
         )  # fmt: skip
         self._clock = clocks.now
@@ -91,39 +142,19 @@ class HttpServer:
         context.account.counters.append(lambda: len(self._handshakes) + len(self._arriving))
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def _own_handlers(self, context: KserveContext) -> tuple[RouteHandler, RouteHandler]:
-        """Return the handlers of Weir's own protocols."""
-        return HotNative(context.registry, context.http), HotKserve(context)
-
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         self._hand_over.load()
-        self._tls = self._load_tls()
-        self._server = await self._listen(self._tls)
-        self.sweep()
-
-    def _load_tls(self) -> ssl.SSLContext | None:
-        """Return the context of the connections that are accepted here."""
-        return tls_context(self._settings)
-
-    async def _listen(self, tls: ssl.SSLContext | None) -> Listening:
+        self._tls = self._edge.tls(self._settings)
         try:
-            return await self._open(tls)
+            self._server = await self._edge.listen(self._settings, self._accepted)
         except OSError as error:
             raise cannot_listen(self._wanted(), error, 0 if self._settings.uds else self._settings.port) from error
+        self.sweep()
 
-    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
-        """Open the listening sockets. Raises OSError."""
-        settings = self._settings
-        connect = self._connector(tls)
-        if settings.uds is None:
-            return await listen(connect, settings.host, settings.port, backlog=BACKLOG)
-        listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
-        return await asyncio.get_running_loop().create_unix_server(connect, sock=listener, backlog=BACKLOG)
-
-    def _connector(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.BaseProtocol]:
-        """Return what makes the protocol of a connection that has been accepted."""
-        return self._connect if tls is None else partial(_Accepted, self._shake_hands)
+    def _accepted(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a connection that has been accepted."""
+        return self._connect() if self._tls is None else _Accepted(self._shake_hands)
 
     def _wanted(self) -> str:
         settings = self._settings
@@ -152,8 +183,8 @@ class HttpServer:
 
     def _connect_any(self) -> Connection:
         """Return the protocol of a connection, whether there is room for one or not."""
-        shared = self._shared
-        return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
+        (plain, logged), shared = self._edge.connections, self._shared
+        return plain(shared) if shared.log is None else logged(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
         """Begin TLS on a connection, which is counted from now on."""
@@ -241,6 +272,11 @@ class HttpServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
+
+    def move_bodies(self, service: "ModelHandle") -> None:
+        """Move bodies that have hardly begun to arrive out of the arena of `service`: others need the room."""
+        for _ in self._shared.moved_out(service):
+            pass
 
     def refuse(self) -> None:
         """Refuse new requests with 503 on all connections, and send `Connection: close` with every response."""
@@ -444,17 +480,3 @@ def check_unclaimed(path: str) -> None:
         except OSError:
             return
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-
-
-def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    """Return the context for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
-    if settings.tls_certfile is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(settings.tls_certfile, settings.tls_keyfile)
-    except (OSError, ssl.SSLError) as error:
-        files = f"tls_certfile={settings.tls_certfile!r}, tls_keyfile={settings.tls_keyfile!r}"
-        raise SettingsError(f"{files}: not a usable certificate and key: {error}") from error
-    return context

@@ -143,11 +143,11 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """The client sends no more, which counts as having left. The transport closes itself."""
-        self._leave()
+        self.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._leave()
+        self.leave()
         self._forget_unread()
         self._release_block()
         self.shared.connections.discard(self)
@@ -249,15 +249,15 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def _close_after(self, data: bytes) -> None:
         self.transport.write(data)
-        self._leave()
+        self.leave()
         self.shared.connections.discard(self)
         LingeringClose(self.shared, self.transport).start()
 
     def _close(self) -> None:
-        self._leave()
+        self.leave()
         self.transport.close()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Cancel the request in flight and free what the connection holds, except the transport and a block that it may still send."""
         self.phase = OVER
         self._since = self.shared.tick
@@ -346,7 +346,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._leave()
+        self.leave()
         self.transport.abort()
 
 
@@ -410,19 +410,19 @@ class Connection(ResponseWriter):
         if plan is None or not LARGE_BYTES < plan.length >= len(beginning):
             return False
         try:
-            place = self._reserve(plan)
+            place = self.reserve(plan)
         except WeirError:
             return False
         self._plan = plan
         self._since = self.shared.tick
         if self._fill(place, beginning):
-            self._dispatch_received(place)
+            self.dispatch_received(place)
         return True
 
     def _receive_more(self, place: Place, size: int) -> None:
         try:
             if place.received(size):
-                self._dispatch_received(place)
+                self.dispatch_received(place)
         except WeirError as error:
             self._refuse_and_close(error)
 
@@ -450,7 +450,7 @@ class Connection(ResponseWriter):
             self._refuse_and_close(error)
         finally:
             self._advancing = False
-        self._regulate_reading()
+        self.regulate_reading()
 
     def _step(self) -> bool:
         """Take the next step with the bytes that have arrived. Return whether another one may follow."""
@@ -461,7 +461,8 @@ class Connection(ResponseWriter):
             return self._read_body()
         return phase is SKIP and self._skip()
 
-    def _regulate_reading(self) -> None:
+    def regulate_reading(self) -> None:
+        """Pause or resume reading, as the connection now needs."""
         waits = self.phase is BUSY or self._writing_paused
         full = waits and len(self._pending) >= _LEFTOVER_BYTES
         if len(self._pending) > _FREE_BYTES or self._counted:
@@ -531,7 +532,7 @@ class Connection(ResponseWriter):
             self._refuse_before_body(error)
             return True
         if plan.length > LARGE_BYTES:
-            return self._begin_large(plan)
+            return self.begin_large(plan)
         if plan.expects_continue and len(self._pending) < plan.length:
             self.transport.write(CONTINUE)
         return self._read_body()
@@ -554,9 +555,10 @@ class Connection(ResponseWriter):
             self._refuse(error)
         return True
 
-    def _begin_large(self, plan: "RoutePlan") -> bool:
+    def begin_large(self, plan: "RoutePlan") -> bool:
+        """Begin to receive a large body, or refuse its request. Return whether another step may follow."""
         try:
-            place = self._reserve(plan)
+            place = self.reserve(plan)
         except WeirError as error:
             self._refuse_before_body(error)
             return True
@@ -565,7 +567,7 @@ class Connection(ResponseWriter):
             complete = self._fill(place, beginning)
         del self._pending[:size]  # before the request begins, which may end at once and close the connection
         if complete:
-            self._dispatch_received(place)
+            self.dispatch_received(place)
         if plan.expects_continue and not complete:
             self.transport.write(CONTINUE)
         return complete
@@ -578,7 +580,7 @@ class Connection(ResponseWriter):
             self.shared.receiving.add(self)
         return fill(place, beginning)
 
-    def _reserve(self, plan: "RoutePlan") -> Place:
+    def reserve(self, plan: "RoutePlan") -> Place:
         """Return a place for the body. Raises Overloaded if there is no room now, and TooLarge if there never can be."""
         if not plan.in_arena:
             return Buffer(plan.length, self.shared.account)
@@ -606,7 +608,8 @@ class Connection(ResponseWriter):
 
     # Requests and their ends.
 
-    def _dispatch_received(self, place: Place) -> None:
+    def dispatch_received(self, place: Place) -> None:
+        """Begin the request whose large body is complete in `place`."""
         self._forget_place()
         if place.claim is not None:
             self._claim = self._claim or self.shared.account.claim()
@@ -677,7 +680,7 @@ class Connection(ResponseWriter):
 
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         replay = b"".join((head, END_OF_HEAD, body, self._pending))
-        self._leave()
+        self.leave()
         if self._reading_paused:
             self.transport.resume_reading()
         # Before it is counted elsewhere: counted twice, it could be one too many for another process.
@@ -761,10 +764,11 @@ class LoggedConnection(Connection):
         self._logged = False
         super()._dispatch(plan, payload)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Log a request that gets no response."""
         if self._request is not None and not self._logged:
             self._write_line(LEFT, 0)
-        super()._leave()
+        super().leave()
 
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         self.transport = cast(_LoggedTransport, self.transport).inner

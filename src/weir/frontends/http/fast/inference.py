@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +30,7 @@ from weir.protocols.entries import (
     response_of,
     schedule_of,
 )
-from weir.protocols.exchange import PassedOn, inference_of
+from weir.protocols.exchange import inference_of
 from weir.protocols.kserve import (
     ZLIB,
     KserveContext,
@@ -103,14 +104,9 @@ class HttpRequest(RequestBase, ChannelCall):
         if self.head.plain:
             self.head.service.submit(self, self.arrival)  # as `enter` does
         elif (size := self.bytes_to_read()) <= LONG_BODY:
-            self._take(self.reader()())
+            self.reader()()()
         else:
-            self._stop = work_later(size, self.reader(), self.after(self._take), account=self.connection.shared.account)
-
-    def _take(self, found: Step) -> None:
-        """Submit the request after the step `found`, which sets what was read from its body."""
-        found()
-        self.enter()
+            self._stop = work_later(size, self.reader(), self.after(call), account=self.connection.shared.account)
 
     def enter(self) -> None:
         """Put the request into the queue, as Exchange.put does. Raises what ModelHandle.submit raises."""
@@ -139,19 +135,20 @@ class HttpRequest(RequestBase, ChannelCall):
         return len(self.payload)
 
     def reader(self) -> Callable[[], Step]:
-        """Return a function that reads the body, in a thread if the body is long. It changes nothing, but returns a step that the event loop runs.
+        """Return a function that reads the body, in a thread if the body is long. It changes nothing, but returns the step that the event loop takes next.
 
         Both the function and the step raise the WeirErrors that refuse the body.
         """
         return self._read_item
 
     def _read_item(self) -> Step:
-        return partial(self.take_form, item_entry(self.head, self.payload).form)
+        return partial(self.enter_as, item_entry(self.head, self.payload).form)
 
-    def take_form(self, form: Form) -> None:
-        """Set the form, which was read from the body."""
+    def enter_as(self, form: Form) -> None:
+        """Put the request into the queue with the form that was read from its body. Raises what ModelHandle.submit raises."""
         self.form = form
         self.deadline = self.arrival + form.timeout
+        self.enter()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Write the response."""
@@ -174,11 +171,13 @@ class HttpRequest(RequestBase, ChannelCall):
             self._finish_otherwise(output, dispatch)
 
     def fail(self, error: Exception) -> None:
-        """Write the error, or have another process respond."""
-        if isinstance(error, PassedOn):
-            self.connection.hand_over(self.plan, self.received())
-        else:
-            self._refuse(error)
+        """Write the error."""
+        self._answer(self._error_answer(error))
+
+    def pass_on(self) -> None:
+        """Have another process of the server respond."""
+        self.connection.hand_over(self.plan, self.received())
+        self.release()
 
     def received(self) -> bytes:
         """Return the body as it came."""
@@ -187,9 +186,6 @@ class HttpRequest(RequestBase, ChannelCall):
     def bytes_of(self, body: Any) -> bytes:
         """Return what `body` has of the request: all of it, or a Block behind the plan's lead."""
         return body if type(body) is bytes else bytes(body.view[self.plan.lead :])
-
-    def _refuse(self, error: Exception) -> None:
-        self._answer(self._error_answer(error))
 
     def _error_answer(self, error: BaseException) -> HttpResponse:
         if isinstance(error, WeirError):
@@ -289,23 +285,21 @@ class KserveRequest(HttpRequest):
     def begin(self) -> None:
         """See HttpRequest. There are short cuts for a small JSON body, and for a body whose header is that of the Layout."""
         head: KserveHead = self.head
-        if head.small_json and not self.payload.startswith(ZLIB) and self._take_small():
-            self.enter()
+        if head.small_json and not self.payload.startswith(ZLIB) and self._enters_small():
             return
         if head.layouts is not None:
             body = self._body()
             layout = head.layouts.find(bytes(memoryview(body)[: head.header_length]))
             if layout is not None and not layout.wants_regions:
-                self._take_layout(layout, body)
-                self.enter()
+                self._enter_layout(layout, body)
                 return
         super().begin()
 
-    def _take_small(self) -> bool:
-        """Read rows, batch key and parameters of a small JSON body. Return whether the worker can read the rest."""
-        found = self._undecoded(self.payload, self.head.outline)
+    def _enters_small(self) -> bool:
+        """Enter the queue with the rows, the batch key and the parameters of a small JSON body. Return False, with nothing done, if the worker cannot read it."""
+        found = self.undecoded(self.payload, self.head.outline)
         if found is not None:
-            self._take_outline(None, found)
+            self.enter_outline(None, found)
         return found is not None
 
     def bytes_to_read(self) -> int:
@@ -323,27 +317,32 @@ class KserveRequest(HttpRequest):
 
     def reader(self) -> Callable[[], Step]:
         """See HttpRequest. Raises RequestErrors naming tensor, value and rule."""
-        return partial(self._read_body, self._body())
+        return partial(self.read_body, self._body())
 
     def _body(self) -> Body:
         body: Body = self.payload
         return body if type(body) is bytes else self.payload.view[self.head.lead :]
 
-    def _read_body(self, body: Body) -> Step:
-        """Read the body as far as the queue must know it. Return the step that sets what was read."""
+    def read_body(self, body: Body) -> Step:
+        """Read the body as far as the queue must know it. Return the step that enters the queue with what was read."""
         head: KserveHead = self.head
         plain = body
         if head.header_length is None:
             plain = inflated(body, self.connection.shared.settings.max_body_size)
             if head.outline is not None:
                 charge_values(len(plain), lambda: objects_bytes(bytes(plain)))
-                if (found := self._undecoded(plain, head.outline)) is not None:
-                    return partial(self._take_outline, None if plain is body else plain, found)
+                if (found := self.undecoded(plain, head.outline)) is not None:
+                    return partial(self.enter_outline, None if plain is body else plain, found)
+        return self.read_tensors(plain)
+
+    def read_tensors(self, plain: Body) -> Step:
+        """Read a decompressed body whose tensors are decoded in this process. Return the step that enters the queue with them."""
+        head: KserveHead = self.head
         memory = self._memory()
         request = read_body(head, plain, memory)
         memory.hold(request)
         (entry,) = entries_of(head.service, request, self._scheduled(request.parameters))
-        return partial(self._take_read, plain, request, memory, entry)
+        return partial(self._enter_read, plain, request, memory, entry)
 
     def _scheduled(self, parameters: Parameters, offset: int = 0) -> Form:
         """Return the form of a request with these parameters; `offset` is the part of its priority that they do not state."""
@@ -354,17 +353,17 @@ class KserveRequest(HttpRequest):
             return form
         return form.replaced(priority=priority, timeout=schedule.timeout or form.timeout)
 
-    def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
+    def undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
         found = outline(body)
         return None if found.for_server or found.rows > self.head.service.facts.batching.max_batch_size else found
 
-    def _take_outline(self, plain: Body | None, found: Outline) -> None:
-        """Set what the outline says. `plain` is the decompressed body, if it was compressed."""
-        self.take_form(self._outlined(found))
+    def enter_outline(self, plain: Body | None, found: Outline) -> None:
+        """Enter the queue with what the outline says. `plain` is the decompressed body, if it was compressed."""
         if plain is not None:
             self.connection.charge(len(plain))
             self._take_over(plain)
+        self.enter_as(self._outlined(found))
 
     def _outlined(self, found: Outline) -> Form:
         """Return the form of a request with this outline. Requests with one head mostly have one outline."""
@@ -377,14 +376,14 @@ class KserveRequest(HttpRequest):
         head.outlined = (*found[:3], form)
         return form
 
-    def _take_layout(self, layout: Layout, body: Body) -> None:
+    def _enter_layout(self, layout: Layout, body: Body) -> None:
         self.layout = layout
         self.inference_request = layout.request
         self.payload = self._with_block(layout.arrays(memoryview(body)))
-        self.take_form(layout.form)
+        self.enter_as(layout.form)
 
-    def _take_read(self, body: Body, request: InferenceRequest, memory: Memory, entry: QueueEntry) -> None:
-        """Set what was read from a body that is decoded in this process."""
+    def _enter_read(self, body: Body, request: InferenceRequest, memory: Memory, entry: QueueEntry) -> None:
+        """Enter the queue with what was read from a body that is decoded in this process."""
         self.inference_request, self.memory = request, memory
         if self.head.header_length is not None and self.head.service.facts.takes_tensors:
             self.payload = self._with_block(entry.payload)
@@ -392,7 +391,7 @@ class KserveRequest(HttpRequest):
         else:
             self.connection.charge(arrays_size(entry.payload) or len(body))
             self._take_over(entry.payload)
-        self.take_form(entry.form)
+        self.enter_as(entry.form)
 
     def _memory(self) -> Memory:
         peer = self.connection.transport.get_extra_info("peername")
@@ -417,7 +416,7 @@ class KserveRequest(HttpRequest):
         before, self.payload = self.payload, payload
         discard(before)
 
-    def _refuse(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Write the error, uncompressed: clients of the protocol do not decompress errors."""
         answer = self._error_answer(error)
         answer.headers.extend(trace_headers(self))

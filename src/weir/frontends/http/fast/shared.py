@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,7 +14,6 @@ from weir.messages import Observer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
-from weir.protocols.exchange import Exchange
 from weir.protocols.native import FRONTEND
 from weir.protocols.offloading import HeadMemo
 from weir.wire.status import phrase
@@ -177,8 +176,8 @@ class HttpShared:
         self.tick = self._clocks.now()
         self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
         self.heads.tick(self._clocks.time_of_day())
-        self.hand_over.on_second(self.heads.date)
         self.tell_observers()
+        self.hand_over.on_second(self.heads.date)
 
     def cut_head(self, size: int) -> tuple[bytes, memoryview]:
         """Split the first `size` bytes of the buffer: return the head at their beginning and the bytes after it. The head is b"" if it is incomplete."""
@@ -230,22 +229,27 @@ class HttpShared:
         """
         block = service.reserve(size_bytes)
         if block is None and self.receiving and size_bytes <= service.control.arena_bytes:
-            others = [each for each in self.receiving if each.receives_for is service]
-            for each in sorted(others, key=lambda each: each.arrived)[:_MOST_MOVED]:
-                if not each.move():
-                    break
+            for _ in self.moved_out(service):
                 block = service.reserve(size_bytes)
                 if block is not None:
                     break
         return block
 
+    def moved_out(self, service: "ModelHandle") -> Iterator[None]:
+        """Move bodies that have hardly begun to arrive out of the arena of `service`, one with each step, as long as there is ordinary memory."""
+        receiving = [each for each in self.receiving if each.receives_for is service]
+        for each in sorted(receiving, key=lambda each: each.arrived)[:_MOST_MOVED]:
+            if not each.move():
+                return
+            yield
+
     def refused(self, service: "ModelHandle | None", error: WeirError) -> None:
         """Notify the observers of the error that ends a request, unless they know it. `service` is the one that the request names, if known."""
-        if service is not None:
-            Exchange(service, frontend=FRONTEND).refused(error)
-            return
-        for observer in self.observers:
-            observer.refused("", FRONTEND, error)
+        if service is None:
+            for observer in self.observers:
+                observer.refused("", FRONTEND, error)
+        elif not error.reported:
+            service.notify(FRONTEND, error)
 
     def tell_observers(self) -> None:
         """Notify the observers of the bytes transferred since the last call."""
