@@ -1,15 +1,12 @@
 """The server in the program itself, as threads and forked processes meet it. What its clients ask: tests/client."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.catalog.repository.shelf import write
 from tests.serving.kit import Square
 from tests.serving.test_blocking import run_script, together
 
-from weir import Model, ModelError, ModelNotFound
+from weir import Model, ModelError
 from weir.errors import Conflict
 from weir.inprocess import InProcess
 
@@ -70,34 +67,3 @@ def test_what_the_model_raised_can_be_caught() -> None:
             with pytest.raises(ModelError, match="the disk is slow") as caught:
                 call()
             assert isinstance(caught.value, TimeoutError)
-
-
-NAMED = """
-import weir
-
-class Named(weir.Model):
-    inputs = (weir.Tensor("x", "FP32", [-1, 1]),)
-    outputs = (weir.Tensor("y", "FP32", [-1, 1]),)
-
-    def predict(self, batch):
-        return {{"y": {number} * batch["x"]}}
-"""
-
-
-def test_models_of_a_repository_come_when_they_are_called(tmp_path: Path) -> None:
-    for number in (2, 3):
-        write(
-            tmp_path,
-            {f"m{number}/1/model.py": NAMED.format(number=number), f"m{number}/config.toml": 'needs_memory = "6MB"'},
-        )
-    x = np.ones((1, 1), np.float32)
-    with InProcess(
-        Square, model_repository=str(tmp_path), model_control="on-demand", model_memory="10MB", executor="thread"
-    ) as client:
-        assert client.models() == ["square"]
-        for number in (2, 3, 2):
-            assert client.infer(f"m{number}", {"x": x})["y"].tolist() == [[number]]
-        assert client.model_ready("m3")
-        assert client.model_metadata("m3")["inputs"][0]["name"] == "x"
-        with pytest.raises(ModelNotFound):
-            client.infer("m4", {"x": x})

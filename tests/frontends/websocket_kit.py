@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-from tests.frontends.http.servers import two_fronts
+from tests.frontends.http.servers import fronts_know
 from tests.served import TEST_FRONTS
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -66,7 +66,7 @@ async def serving(*models: type[Model] | Service, **options: Any) -> AsyncIterat
     server = (
         HttpServer(context, app, websockets=websockets)
         if figures is None
-        else FrontsServer(context, app, FrontsPlan(two_fronts(settings), figures), websockets=websockets)
+        else FrontsServer(context, app, FrontsPlan(fronts_know(settings), figures), websockets=websockets)
     )
     await registry.start()
     await server.start()

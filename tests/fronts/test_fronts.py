@@ -233,16 +233,6 @@ def test_a_front_that_stands_still_holds_up_no_other(served: Served) -> None:
         assert stopped.answer()[2] == b"4"
 
 
-def test_the_access_log_is_that_of_the_server() -> None:
-    with Served(SQUARE, "--fronts", 2, "--access-log") as served:
-        served.until_ready()
-        for front in fronts_of(served):
-            with calling(served, front) as caller:
-                caller.call("/infer/square", b"5", headers="X-Request-Id: a\r\n")
-        lines = [served.until_logged(r"http .*path=/infer/square").string for _ in range(2)]
-        assert all("client=127.0.0.1" in line and "status=200" in line and "bytes=2" in line for line in lines)
-
-
 def test_requests_are_withdrawn_when_nobody_waits_for_them(tmp_path: Path) -> None:
     """Because its caller leaves, its time is over, or its front is killed."""
     gate = Gate(tmp_path)
@@ -270,64 +260,12 @@ def test_requests_are_withdrawn_when_nobody_waits_for_them(tmp_path: Path) -> No
         assert metric(served, "weir_requests_cancelled_total", model="gated") == 2
 
 
-def refused_or_closed(caller: Caller) -> bool:
-    """Ask once more. A request that comes before the front knows of the drain is accepted, expires, and ends its connection."""
-    try:
-        return caller.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.2\r\n")[0] in (0, 503)
-    except OSError:
-        return True
-
-
-def refused_at_once(served: Served) -> bool:
-    """Ask on a new connection, which may be that of any front."""
-    with Caller(served.url) as late:
-        late.send("/infer/gated", b"3", headers="X-Request-Timeout: 0.2\r\n")
-        status, headers, _ = late.answer()
-    return status == 503 and headers["connection"] == "close"
-
-
-def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
-    with Served(*gate.arguments) as served, ExitStack() as stack:
-        served.until_ready()
-        callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
-        callers[0].send("/infer/gated", b"1")
-        gate.begun.read_text()
-        served.signal(signal.SIGTERM)
-        served.until_logged("draining")
-        until(lambda: refused_or_closed(callers[1]))
-        until(lambda: refused_at_once(served))
-        gate.open()
-        assert callers[0].answer()[2] == b"1"
-        assert served.wait() == 0
-
-
 def test_fronts_end_with_their_dispatcher() -> None:
     with Served(SQUARE, "--fronts", 2) as served:
         served.until_ready()
         fronts = fronts_of(served)
         served.process.kill()
         assert not still_running(fronts)
-
-
-ADDS = "import weir\nclass Model(weir.Model):\n    def predict(self, batch):\n        return [x + {} for x in batch]\n"
-
-
-def test_a_reload_reaches_all_fronts(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(ADDS.format(1))
-    with Served(f"{file}:Model", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
-        served.until_ready()
-        callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
-        control = stack.enter_context(Caller(served.url))
-        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"2")] * 2
-        file.write_text(ADDS.format(100))
-        assert control.call("/v2/repository/models/model/load")[0] == 200
-        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
-        assert control.call("/v2/repository/models/model/unload")[0] == 200
-        assert [caller.call("/infer/model", b"1")[0] for caller in callers] == [404] * 2
-        assert control.call("/v2/repository/models/model/load")[0] == 200
-        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
 
 
 def test_connections_are_limited_wherever_they_are() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,40 +12,28 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from tests.frontends.http.fast.kit import Square, squared
+from tests.frontends.http.servers import running_fronts
 from tests.frontends.http.sockets import until
 from tests.served import still_running
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.application import make_app
 from weir.fronts import server as fronts_server
-from weir.fronts.front import FrontConfig
-from weir.fronts.server import FrontFigures, FrontProcesses, FrontsPlan, FrontsServer, StartedFront
+from weir.fronts.server import FrontProcesses, FrontsServer, StartedFront
 from weir.protocols import HttpSettings
-from weir.protocols.access import Access
-from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 
 @asynccontextmanager
-async def running_fronts(count: int) -> AsyncIterator[FrontsServer]:
+async def serving(fronts: int) -> AsyncIterator[FrontsServer]:
     """Serve with so many fronts."""
-    settings = HttpSettings(port=0)
-    async with Service(Square, executor=FakeExecutor(squared)) as service:
-        registry, figures = Registry([service]), FrontFigures(settings, count)
-        context = KserveContext(registry, settings, account=figures.account)
-        config = FrontConfig(settings, Access(), False, logging.WARNING, count)
-        app = make_app(context)
-        server = FrontsServer(context, app, FrontsPlan(config, figures))
-        await server.start()
-        try:
-            yield server
-        finally:
-            await server.stop()
+    service = Service(Square, executor=FakeExecutor(squared))
+    async with service, running_fronts(Registry([service]), HttpSettings(port=0), count=fronts) as server:
+        yield server
 
 
 async def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    async with running_fronts(2) as server:
+    async with serving(2) as server:
         hangs, works = [each.pid for each in server.fronts]
         os.kill(hangs, signal.SIGSTOP)
         while hangs in [each.pid for each in server.fronts]:
@@ -70,7 +57,7 @@ async def test_a_front_is_replaced_once_there_are_descriptors_again(
         refusals.append(OSError(errno.EMFILE, "Too many open files"))
         raise refusals[-1]
 
-    async with running_fronts(2) as server:
+    async with serving(2) as server:
         with monkeypatch.context() as patched:
             patched.setattr(fronts_server, "socket_pair", refuse)
             os.kill(server.fronts[0].pid, signal.SIGKILL)
@@ -104,7 +91,7 @@ async def test_a_front_that_ends_before_it_listens_is_replaced_once(
 
     monkeypatch.setattr(FrontProcesses, "start", started)
     monkeypatch.setattr(fronts_server, "_SHORT_LIFE", 0.0)
-    async with running_fronts(1) as server:
+    async with serving(1) as server:
         if early == 2:
             os.kill(pids[0], signal.SIGKILL)
         running: Any = server._fronts

@@ -92,7 +92,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=30)  # they are large
+@settings(max_examples=12)  # they are large
 @given(st.lists(json_values))
 def test_any_values(values: list[Any]) -> None:
     assert round_trip(Batch(1, values, OBJECT, OBJECT)).payloads == values

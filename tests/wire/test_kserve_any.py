@@ -58,6 +58,7 @@ def assert_same(one: InferenceRequest, other: InferenceRequest) -> None:
         assert first.array.tolist() == second.array.tolist()
 
 
+@settings(max_examples=50)
 @given(requests(), st.sets(st.integers(0, 2)))
 def test_a_request_in_any_mixture_of_binary_and_json_comes_back(request: InferenceRequest, chosen: set[int]) -> None:
     inputs = enumerate(request.inputs)
@@ -103,7 +104,7 @@ def outcome(read: Any) -> Any:
         return InvalidRequest
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(NEARLY)
 def test_worker_and_server_agree_on_every_body(claimed: Any) -> None:
     body = json.dumps(claimed).encode()

@@ -291,7 +291,7 @@ def test_a_method_knows_its_path_and_messages() -> None:
     [
         (("weir", "tritonclient", "kserve"), BARE),
         (("kserve", "tritonclient", "weir"), BARE),
-        (("kserve", "weir", "tritonclient"), ""),  # with the whole of kserve
+        pytest.param(("kserve", "weir", "tritonclient"), "", marks=pytest.mark.nightly),  # with the whole of kserve
     ],
 )
 def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[str, ...], before: str) -> None:

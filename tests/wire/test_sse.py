@@ -1,7 +1,7 @@
 """Server-Sent Events: what is written is read again, and what the standard's examples say is understood."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.wire.sse import Event, EventParser, write_comment, write_event
@@ -21,6 +21,7 @@ def test_a_name_is_one_line() -> None:
         write_event(b"", "a\nb")
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.binary().filter(lambda data: b"\r" not in data), NAMES)), st.integers(1, 7))
 def test_what_is_written_is_read_however_it_is_cut(events: list[tuple[bytes, str]], step: int) -> None:
     stream = b"".join(write_comment() + write_event(*event) for event in events)

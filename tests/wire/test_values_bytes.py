@@ -16,7 +16,7 @@ from weir.wire.kserve_grpc import ModelInferRequest, parse_request, read_request
 from weir.wire.tensors import DTYPES, elements_bytes, pack_elements, read_elements, to_arrays, unpack_elements
 from weir.wire.values import decode, values_bytes
 
-COUNT = 20_000
+COUNT = 8_000
 
 
 def peak(read: Callable[[], Any]) -> int:
@@ -82,7 +82,7 @@ def test_of_packed_texts(text: bytes) -> None:
     assert taken <= elements_bytes(raw) + len(raw) + SLACK
 
 
-MANY, PIECES = 10 * COUNT, 700_000  # elements are taken from the message in pieces
+MANY, PIECES = 200_000, 700_000  # elements are taken from the message in pieces
 CONTENTS: dict[str, tuple[str, list[Any]]] = {
     "bool_contents": ("BOOL", [True] * MANY), "int_contents": ("INT8", [1] * MANY), "int64_contents": ("INT64", [1] * MANY),
     "uint_contents": ("UINT16", [1] * MANY), "uint64_contents": ("UINT64", [1] * MANY), "fp32_contents": ("FP32", [1.5] * MANY),

@@ -1,7 +1,6 @@
 """The gRPC frontend in the test's own event loop, and a client of it that knows no more than paths and messages."""
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.frontends.http.servers import fronts_know
 
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
@@ -18,7 +18,6 @@ from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer
 from weir.fronts.calls import DispatcherGrpc
-from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, KserveSettings
@@ -138,8 +137,7 @@ async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIter
     figures = FrontFigures(context.http, 2)
     context.account = figures.account
     context.http = replace(context.http, port=0)
-    config = FrontConfig(context.http, context.access, False, logging.WARNING, 2)
-    http = FrontsServer(context, None, FrontsPlan(config, figures, server))
+    http = FrontsServer(context, None, FrontsPlan(fronts_know(context.http), figures, server))
     await http.start()
     try:
         yield http

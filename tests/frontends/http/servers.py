@@ -138,25 +138,34 @@ async def fastlane_server(
         await server.stop()
 
 
-def two_fronts(settings: HttpSettings) -> FrontConfig:
-    """Return what two fronts must know of a server."""
-    return FrontConfig(settings, Access(), False, logging.WARNING, 2)
+def fronts_know(settings: HttpSettings, count: int = 2) -> FrontConfig:
+    """Return what so many fronts must know of a server."""
+    return FrontConfig(settings, Access(), False, logging.WARNING, count)
+
+
+@asynccontextmanager
+async def running_fronts(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None, count: int = 2
+) -> AsyncIterator[FrontsServer]:
+    """Serve as `weir serve --fronts 2` does, or with another `count` of fronts."""
+    figures = FrontFigures(settings, count)
+    context = KserveContext(registry, settings, account=figures.account)
+    plan = FrontsPlan(fronts_know(settings, count), figures)
+    server = FrontsServer(context, make_app(context, metrics=metrics), plan)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 @asynccontextmanager
 async def fronts_server(
     registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve as `weir serve --fronts 2` does."""
-    figures = FrontFigures(settings, 2)
-    context = KserveContext(registry, settings, account=figures.account)
-    app = make_app(context, metrics=metrics)
-    server = FrontsServer(context, app, FrontsPlan(two_fronts(settings), figures))
-    await server.start()
-    try:
+    """Serve with two fronts."""
+    async with running_fronts(registry, settings, metrics) as server:
         yield settings.host, server.port
-    finally:
-        await server.stop()
 
 
 SERVERS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}

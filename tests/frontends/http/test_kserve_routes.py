@@ -393,8 +393,9 @@ def test_the_examples_work(client: httpx.Client, document: dict[str, Any]) -> No
     assert count >= 4
 
 
+@pytest.mark.parametrize("examples", [1, pytest.param(10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_what_it_says_of_the_protocol_is_so(server: Served, document: dict[str, Any], mode: str) -> None:
+def test_what_it_says_of_the_protocol_is_so(server: Served, document: dict[str, Any], mode: str, examples: int) -> None:
     """Whatever is sent, by the schema or against it: codes, content types and bodies are those described."""
     generated = schemathesis.GenerationMode(mode)
     from schemathesis.specs.openapi import checks as rules
@@ -417,7 +418,7 @@ def test_what_it_says_of_the_protocol_is_so(server: Served, document: dict[str, 
 
         @hypothesis.given(case=operation.as_strategy(generation_mode=generated))
         @hypothesis.settings(
-            max_examples=3, deadline=None, derandomize=True, database=None,
+            max_examples=examples, deadline=None, derandomize=True, database=None,
             suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
         )  # fmt: skip
         def holds(case: Any) -> None:

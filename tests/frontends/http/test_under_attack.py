@@ -98,11 +98,11 @@ HEADS = {  # a head that takes a page, one that the fast path answers, one whose
 def test_a_connection_keeps_nothing_of_a_request_that_was_answered(server: Attacked, name: str) -> None:
     assert server.call(HEADS[name])
     before = server.process.memory_info().rss
-    for _ in range(600):
+    for _ in range(400):
         client = server.connect()
         client.sendall(HEADS[name])
         assert status(client)
-    assert server.process.memory_info().rss - before < 600 * 20_000
+    assert server.process.memory_info().rss - before < 400 * 20_000
 
 
 @pytest.mark.parametrize("path", [b"/infer/size", b"/v2/repository/index", b"/v2/ws"])

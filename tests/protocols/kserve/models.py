@@ -32,24 +32,6 @@ class Vector(Model):
         return {"sum": np.sum(batch["x"], axis=1, dtype=np.float32), "twice": batch["x"] * np.float32(2)}
 
 
-class Gated(Model):
-    """Says through a pipe that it has begun, waits at another, and doubles."""
-
-    inputs = (Tensor("x", "FP32", (-1, 2)),)
-    outputs = (Tensor("y", "FP32", (-1, 2)),)
-
-    def __init__(self, begun: str, gate: str) -> None:
-        self.begun = begun
-        self.gate = gate
-
-    def predict(self, batch: Any) -> Any:
-        with open(self.begun, "w") as begun:
-            begun.write("begun")
-        with open(self.gate) as gate:
-            gate.read()
-        return {"y": batch["x"] * np.float32(2)}
-
-
 class Where(Model):
     """Says whether its input lies in shared memory, aligned, and what it sums to."""
 

@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,8 +10,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.fronts.kit import Gate
-from tests.served import Served
 from tritonclient.utils import shared_memory
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -83,30 +79,3 @@ def test_what_lies_in_a_region_has_no_bytes_in_the_body(
         np.testing.assert_array_equal(np.frombuffer(answer.content[length:], np.int32), (FIRST - SECOND)[0])
         there = shared_memory.get_contents_as_numpy(handle, np.int32, [1, 16])
         np.testing.assert_array_equal(there, FIRST + SECOND)
-
-
-def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path) -> None:
-    """Also where the header has come before, and is known."""
-    gate, config = Gate(tmp_path), tmp_path / "weir.toml"
-    params = f'{{ begun = "{gate.begun}", gate = "{gate.gate}" }}'
-    config.write_text(f'[models.gated]\ntarget = "{Path(__file__).parent}/models.py:Gated"\nparams = {params}\n')
-    with (
-        region("gone", 64) as (key, handle),
-        Served("--config", config, "--allow-shared-memory") as served,
-        ThreadPoolExecutor(1) as pool,
-        triton.InferenceServerClient(served.until_ready().url.removeprefix("http://")) as own,
-    ):
-        for _ in range(3):
-            own.register_system_shared_memory("gone", key, 64)
-            given, wanted = triton.InferInput("x", [1, 2], "FP32"), triton.InferRequestedOutput("y")
-            given.set_data_from_numpy(np.array([[3, 4]], np.float32))
-            wanted.set_shared_memory("gone", 8, offset=8)
-            other = triton.InferenceServerClient(served.url.removeprefix("http://"))  # for the thread
-            answer = pool.submit(other.infer, "gated", [given], outputs=[wanted])
-            assert gate.begun.read_text() == "begun"
-            own.unregister_system_shared_memory("gone")
-            gate.open()
-            answer.result(60)
-            there = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset=8)
-            assert there.tolist() == [[6, 8]]
-            assert own.get_system_shared_memory_status() == []
