@@ -19,6 +19,7 @@ from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.harness.texts import SENTENCE_TRANSFORMERS, WEIR
 from benchmarks.parts import (
     aiperf,
+    alone,
     autoscaling,
     classes,
     core,
@@ -66,8 +67,8 @@ ALONE = [
     (
         "square over HTTP, one connection, mosec without batching, requests/s",
         "mosec",
-        "alone: Weir",
-        "alone: mosec, batches of 1",
+        "alone: Weir 1",
+        "alone: mosec, batches of 1 1",
     )
 ]
 
@@ -122,6 +123,7 @@ RAY_SHOWN = (ray.WEIR, ray.AUTO, ray.DROP_IN, ray.DEFAULT, "@serve.batch, 32 and
 # Parts that are not here are shown whole.
 VIEWS = {
     "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}, only=("1", "64")),
+    "alone": View({"connections": 0, "server": 1, "requests/s": 2, "p50 ms": 3, "p99 ms": 4, "CPU µs": 5}, bare=True, only=("1", "8")),
     "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "p50 ms": 4, "p99 ms": 5, "peak MiB": 8}, bare=True),
     "goodput": View({"protocol": 0, "times the capacity": 1, "good responses/s": 2, "of capacity": 3, "late by more than 10 ms": 4}, bare=True, only=("20",)),
     "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}, only=("0.7",), bare=True, notes=2),  # its picture shows the other loads
@@ -148,14 +150,13 @@ VIEWS = {
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "on the very first start": 2, "MiB, PSS": 3}, bare=True),
 }  # fmt: skip
 # Not on the page: `seed` is compared with a service that ran on another machine; `endpoints` shows the cost of the load generator, not of the
-# server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `alone` and `in-process` the glance, `ray-batch` a case of `ray`, `aiperf` the vectors under other arrivals, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
+# server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `in-process` the glance, `ray-batch` a case of `ray`, `aiperf` the vectors under other arrivals, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
 HIDDEN = {
     "seed",
     "in-process",
     "endpoints",
     "graphs",
     "live",
-    "alone",
     "aiperf",
     "ray-batch",
     "crowd",
@@ -354,7 +355,7 @@ _ROWS = (
 # In the order of the page.
 IN_ORDER: tuple[Part | Rounds, ...] = (
     square.SQUARE,
-    square.ALONE,
+    alone.ALONE,
     in_process.CALLS,
     in_process.SEED,
     square.BODIES,

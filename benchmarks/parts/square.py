@@ -1,7 +1,7 @@
 """HTTP compared with mosec, LitServe, BentoML and an application that does nothing: square as JSON; and binary bodies of 600 KB through shared memory."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,27 +40,31 @@ def _mosec(model: str) -> list[str]:
     return [python_of("mosec"), script("mosec_server.py"), model, "--port", "{port}", "--log-level", "error"]
 
 
-def _start_square(stack: ExitStack) -> Mapping[str, Server]:
-    weir = weir_command("benchmarks.models:Square", "--max-batch-size", "64")
-    nothing = [sys.executable, "-m", "uvicorn", "--app-dir", script(""), "nothing:app", "--port", "{port}", *QUIET]
-    litserve = [python_of("litserve"), script("litserve_server.py"), "--port", "{port}"]
-    bentoml = [python_of("bentoml"), "-m", "bentoml", "serve", f"{script('bentoml_server.py')}:Square"]
-    servers = start_all(
-        stack,
-        (
-            serving(WEIR, weir, path="/infer/square", body=b"3", expected=b"9"),
-            serving(MOSEC, _mosec("square"), path="/inference", body=b"3", expected=b"9"),
-            serving(LITSERVE, litserve, path="/predict", body=b"3", expected=b"9"),
-            serving(
-                BENTOML,
-                [*bentoml, "--host", "127.0.0.1", "--port", "{port}", "--quiet"],
-                path="/square",
-                body=b'{"numbers": [3]}',
-                expected=b"[9]",
-            ),
-            serving(NOTHING, nothing, path="/", body=b"3", expected=b"9"),
-        ),
+def command_of(name: str) -> tuple[list[str], str]:
+    """Return how a server is started, with one worker, and the path of its model."""
+    if name == WEIR:
+        return weir_command("benchmarks.models:Square", "--max-batch-size", "64"), "/infer/square"
+    if name in (MOSEC, SINGLE):
+        return _mosec("single" if name == SINGLE else "square"), "/inference"
+    if name == LITSERVE:
+        return [python_of("litserve"), script("litserve_server.py"), "--port", "{port}"], "/predict"
+    uvicorn = [sys.executable, "-m", "uvicorn", "--app-dir", script("")]
+    return [*uvicorn, "nothing:app", "--port", "{port}", *QUIET], "/"
+
+
+def started(stack: ExitStack, names: Iterable[str]) -> dict[str, Server]:
+    """Start these servers until the end of `stack`."""
+    each = ((name, *command_of(name)) for name in names)
+    return start_all(
+        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in each)
     )
+
+
+def _start_square(stack: ExitStack) -> Mapping[str, Server]:
+    bentoml = [python_of("bentoml"), "-m", "bentoml", "serve", f"{script('bentoml_server.py')}:Square"]
+    command = [*bentoml, "--host", "127.0.0.1", "--port", "{port}", "--quiet"]
+    servers = started(stack, (WEIR, MOSEC, LITSERVE, NOTHING))
+    servers |= start_all(stack, [serving(BENTOML, command, path="/square", body=b'{"numbers": [3]}', expected=b"[9]")])
     for name in POLLING:
         servers[name].pause()
     return servers
@@ -118,31 +122,6 @@ SQUARE = Rounds(
         loops("front, in loops"),
     ),
     conclude=_conclude_square,
-)
-
-
-def _start_alone(stack: ExitStack) -> Mapping[str, Any]:
-    weir = weir_command("benchmarks.models:Square", "--max-batch-size", "64")
-    commands = (
-        (WEIR, weir, "/infer/square"),
-        (MOSEC, _mosec("square"), "/inference"),
-        (SINGLE, _mosec("single"), "/inference"),
-    )
-    return start_all(
-        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in commands)
-    )
-
-
-ALONE = Rounds(
-    "alone",
-    "Square over one connection",
-    "mosec is set to wait up to 5 ms for a batch, as above; with batches of 1 it does not wait.",
-    start=_start_alone,
-    one=lambda server, case, seconds: of_load(load(server.url, 1, seconds), server),
-    contenders=(WEIR, MOSEC, SINGLE),
-    heads=("server",),
-    columns=(spreads("requests/s"), *LATENCIES),
-    conclude=lambda result, measured: result.values.update(measured.values()),
 )
 
 

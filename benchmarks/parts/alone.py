@@ -1,0 +1,195 @@
+"""A request that few wait beside: one to 64 connections, each of which waits for its response; and what one request costs Weir.
+
+A number squared as JSON, and two small tensors of the Open Inference Protocol as JSON. All servers but the one that is measured are stopped meanwhile.
+What a request costs is counted in a server of its own: Python calls by sys.setprofile (counting/), system calls by strace where that is installed.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from benchmarks.harness.result import Result, Table, short
+from benchmarks.harness.rounds import (
+    LATENCIES,
+    Measurements,
+    Rounds,
+    folder,
+    micro,
+    spreads,
+    start_all,
+    with_usage,
+)
+from benchmarks.harness.servers import ROOT, Server, load, serving
+from benchmarks.parts import kserve
+from benchmarks.parts.square import LITSERVE, MOSEC, NOTHING, SINGLE, WEIR, command_of, started
+from weir.figures import figure, plain_log, styles
+
+WEIR_KSERVE = "Weir, KServe v2"
+SQUARES = (WEIR, SINGLE, MOSEC, LITSERVE, NOTHING)
+TENSORS = (WEIR_KSERVE, kserve.TRITON, kserve.MLSERVER)
+CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
+PICTURE = ROOT / "docs" / "pictures" / "alone.png"
+REQUESTS = 1000  # that are counted
+SIGNAL = signal.SIGRTMIN + 3  # see counting/sitecustomize.py
+COUNTING = Path(__file__).parents[1] / "counting"
+
+
+def _start(stack: ExitStack) -> Mapping[str, Server]:
+    servers = started(stack, SQUARES)
+    tensors = start_all(stack, kserve.servers((kserve.WEIR, kserve.TRITON, kserve.MLSERVER), {}))
+    servers |= {WEIR_KSERVE if name == kserve.WEIR else name: server for name, server in tensors.items()}
+    _stop(servers)
+    return servers
+
+
+def _stop(servers: Mapping[str, Server]) -> None:
+    for server in servers.values():
+        server.pause()
+
+
+def _one(server: Server, connections: int, seconds: float) -> dict[str, float]:
+    server.resume()
+    try:
+        return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
+    finally:
+        server.pause()
+
+
+def _conclude(result: Result, measured: Measurements) -> None:
+    result.values |= measured.values()
+    result.values |= {f"{name} p50": value for name, value in measured.values("p50").items()}
+    result.at_least("1 connection: as many requests as mosec with batches of 1", measured.times(WEIR, SINGLE, 1), 1.0)
+    result.at_least(
+        "1 connection, KServe JSON: twice as many as Triton", measured.times(WEIR_KSERVE, kserve.TRITON, 1), 2.0
+    )
+    result.at_most("1 connection: CPU µs of server and worker", 1e6 * measured.middle(WEIR, 1, "all"), 80.0, "{:.0f}")
+    result.tables.append(
+        Table(
+            "What one request costs", ["process", "Python calls", "system calls", "switches", "CPU µs"], list(_costs())
+        )
+    )
+    _draw(measured.run.picture(PICTURE), measured)
+
+
+class Part(NamedTuple):
+    """What a process has used: CPU seconds, and how often it has waited."""
+
+    seconds: float
+    switches: int
+
+
+def _used(process: psutil.Process) -> Part:
+    used = process.cpu_times()
+    return Part(used.user + used.system, process.num_ctx_switches().voluntary)
+
+
+def _costs() -> Iterator[list[str]]:
+    """Yield a row for the server and one for its worker: what one request costs that nobody waits beside."""
+    with ExitStack() as stack:
+        counted = folder(stack)
+        server, worker = stack.enter_context(_counted(counted))
+        parts = {"server": server.front, "worker": worker}
+        before = {name: _used(process) for name, process in parts.items()}
+        _send(server, 20 * REQUESTS)
+        after = {name: _used(process) for name, process in parts.items()}
+        calls = _python_calls(server, parts, counted)
+        for name, process in parts.items():
+            seconds = (after[name].seconds - before[name].seconds) / REQUESTS / 20
+            switches = (after[name].switches - before[name].switches) / REQUESTS / 20
+            yield [name, short(calls[name]), _system_calls(server, process), short(switches), short(1e6 * seconds)]
+
+
+@contextmanager
+def _counted(folder: Path) -> Iterator[tuple[Server, psutil.Process]]:
+    variables = [f"COUNTED={folder}", f"PYTHONPATH={os.pathsep.join(map(str, (COUNTING, ROOT / 'src', ROOT)))}"]
+    command = ["env", *variables, *command_of(WEIR)[0]]
+    with serving(WEIR, command, path="/infer/square", body=b"3", expected=b"9") as server:
+        _send(server, REQUESTS)
+        busiest = max(server.front.children(recursive=True), key=lambda process: sum(process.cpu_times()[:2]))
+        yield server, busiest
+
+
+def _send(server: Server, requests: int) -> None:
+    """Send requests over one connection, each after the response of the one before."""
+    request = b"POST /infer/square HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n3"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(requests):
+            connection.sendall(request)
+            if not connection.recv(65536).endswith(b"9"):
+                raise RuntimeError(f"{server.name} gave a wrong response")
+
+
+def _python_calls(server: Server, parts: Mapping[str, psutil.Process], folder: Path) -> dict[str, float]:
+    for process in parts.values():
+        process.send_signal(SIGNAL)
+    time.sleep(0.3)  # a process that waits for work runs its handler now; nothing says when it has
+    _send(server, REQUESTS)
+    for process in parts.values():
+        process.send_signal(SIGNAL)
+    time.sleep(0.3)
+    return {name: int((folder / str(process.pid)).read_text()) / REQUESTS for name, process in parts.items()}
+
+
+def _system_calls(server: Server, process: psutil.Process) -> str:
+    if shutil.which("strace") is None:
+        return ""
+    command = ["strace", "-c", "-f", "-p", str(process.pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+        time.sleep(1.0)  # strace says that it is attached before it has seen every thread
+        _send(server, REQUESTS)
+        strace.send_signal(signal.SIGINT)
+        _, words = strace.communicate()
+    total = re.search(r"^100\.00\s.*?(\d+)\s+(?:\d+\s+)?total$", words, re.M)
+    if total is None:
+        return ""
+    return short(int(total[1]) / REQUESTS)
+
+
+def _draw(path: Path, measured: Measurements) -> None:
+    with figure(path, 2, 2, size=(9.5, 6.5)) as (_, axes):
+        for row, (names, title) in enumerate(
+            ((SQUARES, "a number squared"), (TENSORS, "two small tensors, KServe v2 as JSON"))
+        ):
+            for column, (key, label, factor) in enumerate((("rate", "requests/s", 1.0), ("p50", "p50, ms", 1e3))):
+                axis = axes[row, column]
+                for name, style in zip(names, styles(), strict=False):
+                    axis.plot(
+                        CONNECTIONS,
+                        [factor * measured.middle(name, each, key) for each in CONNECTIONS],
+                        label=name,
+                        **style,
+                    )
+                plain_log(axis, "x", "y")
+                axis.set_xticks(CONNECTIONS, [str(each) for each in CONNECTIONS])
+                axis.minorticks_off()
+                axis.set_xlabel("connections")
+                axis.set_ylabel(label)
+                axis.set_title(title, fontsize=9)
+                if column:
+                    axis.legend(loc="upper left", fontsize=7)
+
+
+ALONE = Rounds(
+    "alone",
+    "One request at a time, and a few",
+    "One worker process, JSON, batches of up to 64; mosec waits up to 5 ms for a batch, or has batches of 1 and does not wait. wrk with one thread runs on the same cores.\n\n"
+    "![Requests per second and median latency over connections](pictures/alone.png)",
+    start=_start,
+    one=_one,
+    contenders=(*SQUARES, *TENSORS),
+    cases=CONNECTIONS,
+    heads=("connections", "server"),
+    columns=(spreads("requests/s"), *LATENCIES, micro("CPU µs", "all")),
+    conclude=_conclude,
+)
