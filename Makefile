@@ -45,9 +45,10 @@ ONLY_HERE := $(if $(CHECKED),$(CORE:%=--ignore=%) --deselect tests/test_architec
 # processors: tests wait, for what they have started or stopped, for a seventh of their time.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 SPREAD = -n $(JOBS) --dist worksteal
-# What is compiled is kept, also where the environment says not to: tests and benchmarks start hundreds of Pythons, each of which would
-# compile all of Weir, while pip has compiled the peers.
+# Modules are compiled when they are first imported, and that is kept, also where the environment says not to: tests and benchmarks start hundreds
+# of Pythons. pip would compile every module of every package, most of which nobody imports, for longer than it installs ("no" asks it not to).
 export PYTHONDONTWRITEBYTECODE :=
+export PIP_NO_COMPILE := no
 # Set to lock.txt to install the pinned versions, as CI does.
 CONSTRAINTS ?=
 
