@@ -166,6 +166,8 @@ def test_a_model_with_wrong_answers_is_not_healthy(serve: Serve) -> None:
     answer = server.client.get("/health/deep")
     assert (answer.status_code, answer.json()["healthy"]) == (503, False)
     assert "retry-after" in answer.headers
+    page = server.client.get("/health/deep", headers={"Accept": "text/html"})
+    assert page.headers["content-type"].startswith("text/html") and "retry-after" in page.headers
     assert [model["healthy"] for model in answer.json()["models"]] == [True, False]
     assert server.client.get("/health/ready").status_code == 200
 

@@ -297,7 +297,9 @@ class Pages:
         """Return a response in JSON as a browser shows it to people."""
         title, text = request.url.path, msgspec.json.format(answer.body, indent=2).decode()
         page = self._page(_base_of(request), f"<section><h2>{escape(title)}</h2><pre>{escape(text)}</pre></section>")
-        return page._replace(status=answer.status)
+        named = {name for name, _ in page.headers}
+        kept = [header for header in answer.headers if header[0] not in named]
+        return page._replace(status=answer.status, headers=[*page.headers, *kept])
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
         """Check liveness: 200, or 503 with the models that can start no worker, where liveness counts them."""
