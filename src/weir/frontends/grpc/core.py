@@ -416,9 +416,10 @@ class Core:
         self._queue.shutdown()
 
     def _arrived(self, event: Any) -> None:
-        if not event.success or self._ending:
+        if not event.success:
             return
-        self._request()
+        if not self._ending:  # a call that came just before the end is handled as others in flight are
+            self._request()
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
