@@ -64,7 +64,7 @@ for missing in ("grpc", "google.protobuf"):
 """
 
 
-def test_grpc_is_loaded_for_a_port_only_which_is_refused_without_its_libraries() -> None:
+def test_grpc_is_loaded_for_a_port_only_and_needs_its_libraries() -> None:
     http = HttpSettings()
     assert make_frontend(KserveContext(Registry([]), http), GrpcSettings(), http) is None
     command = [sys.executable, "-c", WITHOUT, "serve", "examples.square:Square", "--grpc-port", "0"]
