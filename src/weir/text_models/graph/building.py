@@ -16,17 +16,17 @@ padding. Where they would make `vectors` slower, because only the first token of
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
 """
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from numpy.typing import NDArray
 
-from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Recipe
 from weir.text_models.graph import Assembly, Graph, Numbers, Output
 from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
 from weir.text_models.recipe import dense_layers, dimensions_of, used_layers
@@ -450,18 +450,12 @@ def write(graph: Graph, folder: Path) -> Path:
 
 def recipe_as_json(recipe: Recipe) -> str:
     """Return a recipe as JSON. Equal recipes have equal JSON."""
-    plain = {name: getattr(value, "value", value) for name, value in asdict(recipe).items()}
-    for name in ("joined", "further"):
-        plain[name] = [pooling.value for pooling in getattr(recipe, name)]
-    return json.dumps(plain, sort_keys=True)
+    return msgspec.json.encode(recipe, order="sorted").decode()
 
 
 def recipe_from_json(recipe: str) -> Recipe:
     """Return the recipe whose JSON `recipe_as_json` returned."""
-    plain: dict[str, Any] = json.loads(recipe)
-    layers, pooling, precision = tuple(plain["layers"]), Pooling(plain["pooling"]), Precision(plain["precision"])
-    more = {name: tuple(map(Pooling, plain[name])) for name in ("joined", "further")}
-    return Recipe(**plain | more | {"layers": layers, "pooling": pooling, "precision": precision})
+    return msgspec.json.decode(recipe, type=Recipe)
 
 
 def _sync(file: Any) -> None:

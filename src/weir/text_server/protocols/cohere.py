@@ -3,7 +3,6 @@
 Fields that cannot change a response here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import uuid4
@@ -149,14 +148,7 @@ def _meta(version: Version, billed: BilledUnits) -> CohereMeta:
     return {"api_version": {"version": version}, "billed_units": billed}
 
 
-@dataclass
-class CohereEndpoint(TextEndpoint):
-    """An endpoint of Cohere."""
-
-    name: str = "cohere"
-    errors: ErrorForm = ErrorForm(_error_document)
-
-
+cohere_endpoint = partial(TextEndpoint, name="cohere", errors=ErrorForm(_error_document))
 _TEXTS = ["A low dam.", "A bird."]
 _OF_DOCUMENTS = ErrorForm(_error_document, field="documents")
 _EMBED = {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float"]}
@@ -238,11 +230,11 @@ def _rank(ranked: Ranked) -> CohereRank:
 def _endpoints(version: Version) -> list[TextEndpoint]:
     titles = "Encode texts, as Cohere does", "Rank documents, as Cohere and Jina do"
 
-    @CohereEndpoint(f"/v{version}/embed", titles[0], _EMBED, CohereVectors, TextTask.EMBED)
+    @cohere_endpoint(f"/v{version}/embed", titles[0], _EMBED, CohereVectors, TextTask.EMBED)
     def embed(request: CohereEmbedRequest, exchange: TextExchange) -> HttpWork:
         return read_embed(request, exchange, version)
 
-    @CohereEndpoint(f"/v{version}/rerank", titles[1], _RERANK, CohereRanking, TextTask.RERANK, errors=_OF_DOCUMENTS)
+    @cohere_endpoint(f"/v{version}/rerank", titles[1], _RERANK, CohereRanking, TextTask.RERANK, errors=_OF_DOCUMENTS)
     def rerank(request: CohereRerankRequest, exchange: TextExchange) -> HttpWork:
         return read_rerank(request, exchange, version)
 

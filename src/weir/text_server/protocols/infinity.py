@@ -107,21 +107,15 @@ class ClassifyAnswer(InfinityAnswer):
     data: list[list[Label]]
 
 
-@dataclass
-class InfinityEndpoint(TextEndpoint):
-    """An endpoint of infinity, or of vLLM if that is its name."""
-
-    name: str = "infinity"
-    errors: ErrorForm = OPENAI_ERRORS
-
-
+# Declares an endpoint of infinity, or of vLLM if that is its name.
+infinity_endpoint = partial(TextEndpoint, name="infinity", errors=OPENAI_ERRORS)
 _TEXTS = {"input": ["I am happy"]}
 _OF_DOCUMENTS = OPENAI_ERRORS._replace(field="documents")
 _QUERY, _DOCUMENTS = "What is a weir?", ["A low dam.", "A bird."]
 _RANKING, _PAIRS = {"query": _QUERY, "documents": _DOCUMENTS}, {"queries": _QUERY, "documents": _DOCUMENTS}
 
 
-@InfinityEndpoint(
+@infinity_endpoint(
     "/rerank", "Rank texts, as infinity does", _RANKING, RerankAnswer, TextTask.RERANK, errors=_OF_DOCUMENTS
 )
 def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
@@ -140,7 +134,7 @@ def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     return ranking.written(write)
 
 
-@InfinityEndpoint("/classify", "Label texts, as infinity does", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
+@infinity_endpoint("/classify", "Label texts, as infinity does", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
 def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for labels."""
     texts = check_texts(request.input, "input", exchange.context)
@@ -279,7 +273,7 @@ class DetokenizeBody(Struct):
     model: str | None = None
 
 
-@InfinityEndpoint(
+@infinity_endpoint(
     "/score", "Score pairs of texts, as vLLM does", _PAIRS, dict[str, Any], name=VLLM, aliases=["/v1/score"]
 )
 def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
@@ -326,7 +320,9 @@ def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
     return check_texts(texts, name, context)
 
 
-@InfinityEndpoint("/tokenize", "Show the tokens of a text, as vLLM does", {"prompt": _QUERY}, dict[str, Any], name=VLLM)
+@infinity_endpoint(
+    "/tokenize", "Show the tokens of a text, as vLLM does", {"prompt": _QUERY}, dict[str, Any], name=VLLM
+)
 def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the tokens of a prompt."""
     texts = check_texts([request.prompt], "prompt", exchange.context)
@@ -342,7 +338,9 @@ def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
     return TextWork(encoder, texts, write, compute=compute)
 
 
-@InfinityEndpoint("/detokenize", "Show the text of tokens, as vLLM does", {"tokens": [1, 2]}, dict[str, str], name=VLLM)
+@infinity_endpoint(
+    "/detokenize", "Show the text of tokens, as vLLM does", {"tokens": [1, 2]}, dict[str, str], name=VLLM
+)
 def detokenize(request: DetokenizeBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the text of tokens."""
     encoder = exchange.choose(request.model)
