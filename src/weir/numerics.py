@@ -26,6 +26,20 @@ def erf(x: NDArray[Any]) -> NDArray[Any]:
     return np.fromiter(map(math.erf, x.ravel().tolist()), x.dtype, x.size).reshape(x.shape)
 
 
+def sigmoid(x: NDArray[Any]) -> NDArray[Any]:
+    """Return the sigmoid of each element."""
+    small = np.exp(-np.abs(x))  # of a large negative number the exponential would overflow
+    found: NDArray[Any] = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    return found
+
+
+def softmax(x: NDArray[Any]) -> NDArray[Any]:
+    """Return the softmax of each row, the last axis of `x`."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    found: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
+    return found
+
+
 # The Gamma law.
 
 

@@ -63,8 +63,8 @@ FAULTS = {
     "place-among-distinct-texts": Fault(
         "weir.text_server.requests:EncodeRequest.first_place", value=lambda _: lambda self, place: place
     ),
-    "one-more-than-top-n": Fault("weir.text_server.exchange:ranking", mistakes("top_n", "top_n and top_n + 1")),
-    "longest-client-id-refused": Fault("weir.text_server.exchange:check_client", off_by_one("_MAX_CLIENT_ID")),
+    "one-more-than-top-n": Fault("weir.text_server.forms:ranking", mistakes("top_n", "top_n and top_n + 1")),
+    "longest-client-id-refused": Fault("weir.text_server.forms:check_client", off_by_one("_MAX_CLIENT_ID")),
     "interval-since-the-start": Fault(
         "weir.text_server.metrics:TextClients.received_before", takes("self._last is not None", "False")
     ),

@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import numpy
@@ -141,3 +141,15 @@ def unit_vectors(vectors: NDArray[Any]) -> NDArray[Any]:
     lengths = numpy.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: NDArray[Any] = (vectors / numpy.maximum(lengths, 1e-12)).astype(numpy.float32, copy=False)
     return scaled
+
+
+class SparseVector(TypedDict):
+    """Terms: ids of words of the vocabulary, and their weights."""
+
+    indices: list[int]
+    values: list[float]
+
+
+def sparse_vector(found: NDArray[Any]) -> SparseVector:
+    """Return terms [terms, 2] as a document."""
+    return {"indices": found[:, 0].astype(int).tolist(), "values": found[:, 1].tolist()}

@@ -35,15 +35,9 @@ from weir.protocols.response import (
     trace_headers,
 )
 from weir.text_models.texts import TextOutput
+from weir.text_server import forms
 from weir.text_server.encoder import DETAIL_BYTES
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    TextExchange,
-    TextWork,
-    check_client,
-    mark_headers,
-    read_object,
-)
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
@@ -58,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weir.http")
 
-CLIENT_ID = b"x-client-id"
+CLIENT_ID, TRUNCATED, FOREIGN = b"x-client-id", b"x-weir-truncated", b"x-weir-foreign-ids"
 _STREAMED_ABOVE = 1_000_000  # numbers, about 20 MB of JSON; a larger response is sent in parts
 _NUMBERS_PER_PART = 65_536  # numbers of one part, about a megabyte of JSON
 
@@ -201,7 +195,7 @@ class TextEndpoint:
 
     def work(self, exchange: "HttpExchange", headers: Headers, body: bytes) -> HttpWork:
         """Return what the request `exchange` with this body asks for. Raises what `read` raises."""
-        return self.work_of(exchange, read_object(body))
+        return self.work_of(exchange, forms.read_object(body))
 
     def work_of(self, exchange: "HttpExchange", document: dict[str, Any]) -> HttpWork:
         """Return what a decoded body without fields that are null asks for. Raises what `read` raises."""
@@ -252,7 +246,7 @@ class TextHead(RequestOptions):
         self.client = ""
         for name, value in headers:
             if name == CLIENT_ID:
-                self.client = check_client(value.decode("latin-1"), "X-Client-Id")
+                self.client = forms.check_client(value.decode("latin-1"), "X-Client-Id")
             else:
                 self.read(name, value)
 
@@ -406,6 +400,11 @@ def whole(work: HttpWork, encoded: Encoded) -> HttpResponse:
     response = written.whole() if isinstance(written, Listing) else written
     response.headers.extend(_marks(encoded))
     return response
+
+
+def mark_headers(truncated: int, foreign: int) -> Headers:
+    """Return headers with the numbers of texts that were cut, and that came as token ids of another model. A number of 0 has no header."""
+    return [(name, b"%d" % count) for name, count in ((TRUNCATED, truncated), (FOREIGN, foreign)) if count]
 
 
 def _marks(encoded: Encoded) -> Headers:

@@ -77,6 +77,24 @@ class Encoded(NamedTuple):
     details: list[list[TokenDetail]] | None = None
     decoded: list[str] | None = None
 
+    @property
+    def cut(self) -> list[int]:
+        """The indices of the texts that were cut."""
+        return [index for index, is_cut in enumerate(self.truncated) if is_cut]
+
+    def output(self, row: int) -> NDArray[Any]:
+        """Return the vector of the text `row`, its terms [terms, 2], or the vectors of its tokens, by the kind of the model."""
+        numbers: NDArray[Any] = self.vectors[row]
+        return numbers if self.lengths is None else numbers[: self.lengths[row]]
+
+    def outputs(self, wanted: Sequence[TextOutput], row: int) -> dict[TextOutput, NDArray[Any]]:
+        """Return the results of the text `row` for the outputs that the request asked for: a vector, terms [terms, 2], or the vectors of tokens."""
+        return {wanted[0]: self.output(row), **{output: rows[row] for output, rows in self.further.items()}}
+
+    def terms(self, row: int) -> list[tuple[int, float]]:
+        """Return the terms of the text `row`, which a sparse vector consists of: the id of a token of the vocabulary, and its weight."""
+        return [(int(index), weight) for index, weight in self.output(row).tolist()]
+
 
 class TextTask(StrEnum):
     """What a model of texts can be called for. The value is its name in errors and descriptions."""
@@ -254,3 +272,8 @@ class Encodes(Protocol):
 
         Raises InvalidRequest for a number that is no id, and DeadlineExceeded.
         """
+
+
+def listed_name(encoder: Encodes) -> str:
+    """Return the name of a model as lists and responses have it."""
+    return encoder.facts.listed or encoder.name

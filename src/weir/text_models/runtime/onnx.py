@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from weir.config import SILENCE
 from weir.errors import SettingsError, add_extra
-from weir.numerics import erf
+from weir.numerics import erf, sigmoid, softmax
 from weir.text_models import WITH_CLASSIFIER, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
 from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
@@ -258,7 +258,7 @@ class OnnxFileRuntime:
     def _vectors(self, value: Array, mask: Array, pool: Array) -> Array:
         recipe = self._recipe
         if self._output == LOGITS:
-            vectors = value if recipe.pooling is Pooling.LOGITS else _chances(value, recipe.pooling)
+            vectors = _CHANCES[recipe.pooling](value)
         elif value.ndim == 2:
             vectors = value
         else:
@@ -322,30 +322,23 @@ def _in_windows(value: Array, window: int) -> Array:
     return found
 
 
-def _chances(logits: Array, pooling: Pooling) -> Array:
-    if pooling is Pooling.REGRESSION:
-        return _sigmoid(logits)
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    found: Array = powers / powers.sum(axis=-1, keepdims=True)
-    return found
-
-
-def _sigmoid(value: Array) -> Array:
-    found: Array = 1 / (1 + np.exp(-np.clip(value, -80, 80)))
-    return found
-
-
 def _gelu(value: Array) -> Array:
     found: Array = value * (1 + erf(value / np.sqrt(2))) / 2
     return found
 
 
+# What is made of the numbers of a classifier.
+_CHANCES: Mapping[Pooling, Callable[[Array], Array]] = {
+    Pooling.LOGITS: lambda value: value,
+    Pooling.REGRESSION: sigmoid,
+    Pooling.CLASSIFICATION: softmax,
+}
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "identity": lambda value: value,
     "tanh": np.tanh,
     "relu": lambda value: np.maximum(value, 0),
     "gelu": _gelu,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
 }
 
 

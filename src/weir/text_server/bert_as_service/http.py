@@ -37,16 +37,8 @@ from weir.serving.handle import ModelHandle
 from weir.text_models import Pooling
 from weir.text_models.packing import packed
 from weir.text_models.texts import Ids, PlainText, Text, TextOptionFields, Words
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    TextExchange,
-    TextWork,
-    check_text,
-    options_of,
-    read_json,
-    read_text,
-    truncated_places,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.http import (
     ErrorForm,
     HttpExchange,
@@ -255,7 +247,7 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     if media in _MSGPACK:
         document = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
-        document = read_json(body, clean=True)
+        document = forms.read_json(body, clean=True)
     else:
         rule = f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
         raise UnsupportedMediaType(rule)
@@ -278,7 +270,7 @@ def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Text]:
     context.check_count(len(texts), "texts")
     if fields.pairs:
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
-    return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+    return [forms.read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
 
 
 def _cleaned(text: Any) -> Any:
@@ -290,7 +282,7 @@ def _cleaned(text: Any) -> Any:
 
 def _pair(text: Any, where: str) -> Text:
     if isinstance(text, list) and len(text) == 2:
-        return check_text(_cleaned(text[0]), f"{where}[0]"), check_text(_cleaned(text[1]), f"{where}[1]")
+        return forms.check_text(_cleaned(text[0]), f"{where}[0]"), forms.check_text(_cleaned(text[1]), f"{where}[1]")
     raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
 
 
@@ -382,7 +374,7 @@ def encode(request: EncodeBody, exchange: TextExchange) -> HttpWork:
     texts = _texts(request, exchange.context)
     encoder = exchange.choose(request.model)
     words, tokens = bool(request.is_tokenized), bool(request.show_tokens)
-    options = options_of(request, encoder, whole_words=words, want_tokens=tokens)
+    options = forms.options_of(request, encoder, whole_words=words, want_tokens=tokens)
     return TextWork(encoder, texts, partial(_as_json, request.id), options)
 
 
@@ -436,7 +428,7 @@ def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
 
 def _lead(identity: Any, encoded: Encoded) -> EncodeLead:
     document: EncodeLead = {"id": identity, "status": 200}
-    if cut := truncated_places(encoded):
+    if cut := encoded.cut:
         document["truncated"] = cut
     if encoded.tokens is not None:
         document["tokens"] = encoded.tokens

@@ -6,9 +6,8 @@ from weir.text_server.protocols.cohere import cohere_api
 from weir.text_server.protocols.infinity import infinity_api
 from weir.text_server.protocols.openai import OpenAI
 from weir.text_server.protocols.tei import Tei
-from weir.text_server.protocols.token_labels import token_labels_api
 
 
 def text_apis(context: EmbeddingContext) -> list[TextApi]:
     """Return the APIs for vectors, scores and labels, in the order of their routes: OpenAI's takes every other path below /v1."""
-    return [infinity_api(context), cohere_api(context), Tei(context), token_labels_api(context), OpenAI(context)]
+    return [infinity_api(context), cohere_api(context), Tei(context), OpenAI(context)]

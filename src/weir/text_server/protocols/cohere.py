@@ -14,21 +14,11 @@ from weir.errors import InvalidRequest, Unsupported, brief
 from weir.protocols.response import HttpResponse, error_value, json_response
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    Ranked,
-    RankingForm,
-    TextExchange,
-    TextWork,
-    check_texts,
-    listed_name,
-    options_of,
-    read_ranking,
-    text_of_content,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.http import ErrorForm, HttpWork, JsonList, Listing, TextApi, TextEndpoint
 from weir.text_server.protocols.openai import TokenUsage, usage_of
-from weir.text_server.texts import Encoded, TextTask
+from weir.text_server.texts import Encoded, TextTask, listed_name
 
 Version = Literal["1", "2"]
 _SOME = Meta(min_length=1)
@@ -162,9 +152,9 @@ def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Ver
     by_type = types is not None or version == "2"
     texts, field = request.texts, "texts"
     if request.inputs is not None:
-        texts = [text_of_content(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)]
+        texts = [forms.text_of_content(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)]
         field = "inputs"
-    texts = check_texts(texts, field, exchange.context)
+    texts = forms.check_texts(texts, field, exchange.context)
     encoder = exchange.choose(request.model, TextTask.EMBED)
     truncate, direction = _CUTS[request.truncate]
     fields = TextOptionFields(
@@ -174,7 +164,7 @@ def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Ver
         input_type=request.input_type,
     )
     try:
-        options = options_of(fields, encoder)
+        options = forms.options_of(fields, encoder)
     except InvalidRequest as error:
         raise error.renamed({"dimensions": "output_dimension"}) from None
 
@@ -205,8 +195,8 @@ def _packed_part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: 
 def read_rerank(request: CohereRerankRequest, exchange: TextExchange, version: Version) -> HttpWork:
     """Return the work of a request for a ranking. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
     with_texts = version == "1" if request.return_documents is None else request.return_documents
-    form = RankingForm(request.top_n, with_texts)
-    ranking = read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
+    form = forms.RankingForm(request.top_n, with_texts)
+    ranking = forms.read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
 
     def write(encoded: Encoded) -> HttpResponse:
         response: CohereRanking = {
@@ -222,7 +212,7 @@ def read_rerank(request: CohereRerankRequest, exchange: TextExchange, version: V
     return ranking.written(write)
 
 
-def _rank(ranked: Ranked) -> CohereRank:
+def _rank(ranked: forms.Ranked) -> CohereRank:
     rank = CohereRank(index=ranked.index, relevance_score=ranked.score)
     return rank if ranked.text is None else {**rank, "document": {"text": ranked.text}}
 

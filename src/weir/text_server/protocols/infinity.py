@@ -19,23 +19,8 @@ from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.response import Headers, HttpResponse, OpenAIError, json_response
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Ids, PlainText
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    Label,
-    RankingForm,
-    TextExchange,
-    TextWork,
-    check_texts,
-    cut_to,
-    cuts_left,
-    labelled,
-    listed_name,
-    read_ranking,
-    relevance,
-    text_of_content,
-    texts_of,
-    tokens_of,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork, texts_of, tokens_of
 from weir.text_server.http import ErrorForm, HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage
 from weir.text_server.protocols.openai import (
     OPENAI_ERRORS,
@@ -49,7 +34,7 @@ from weir.text_server.protocols.openai import (
     model_card,
     usage_of,
 )
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask, listed_name
 from weir.wire.schema import any_of
 
 VLLM = "vllm"
@@ -104,7 +89,7 @@ class ClassifyAnswer(InfinityAnswer):
     """For each text its labels, the likeliest first."""
 
     object: Literal["classify"]
-    data: list[list[Label]]
+    data: list[list[forms.Label]]
 
 
 # Declares an endpoint of infinity, or of vLLM if that is its name.
@@ -120,9 +105,9 @@ _RANKING, _PAIRS = {"query": _QUERY, "documents": _DOCUMENTS}, {"queries": _QUER
 )
 def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for a ranking."""
-    form = RankingForm(request.top_n or None, bool(request.return_documents), bool(request.raw_scores))
-    ranking = read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
-    ranking = ranking._replace(options=cut_to(ranking.options, request.truncate_prompt_tokens, ranking.encoder))
+    form = forms.RankingForm(request.top_n or None, bool(request.return_documents), bool(request.raw_scores))
+    ranking = forms.read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
+    ranking = ranking._replace(options=forms.cut_to(ranking.options, request.truncate_prompt_tokens, ranking.encoder))
 
     def write(encoded: Encoded) -> HttpResponse:
         results: list[Relevance] = [
@@ -137,11 +122,11 @@ def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
 @infinity_endpoint("/classify", "Label texts, as infinity does", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
 def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for labels."""
-    texts = check_texts(request.input, "input", exchange.context)
+    texts = forms.check_texts(request.input, "input", exchange.context)
     encoder = exchange.choose(request.model, TextTask.PREDICT)
 
     def write(encoded: Encoded) -> HttpResponse:
-        data = labelled(encoded, encoder.facts, raw=bool(request.raw_scores))
+        data = forms.labelled(encoded, encoder.facts, raw=bool(request.raw_scores))
         return json_response(ClassifyAnswer(object="classify", data=data, **_lead(encoder, encoded)))
 
     return TextWork(encoder, texts, write)
@@ -286,17 +271,17 @@ def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
     able = [context.encoder(request.model)] if request.model else context.encoders.values()
     ranks = any(TextTask.RERANK in each.facts.tasks for each in able)
     encoder = exchange.choose(request.model, TextTask.RERANK if ranks else TextTask.EMBED)
-    options = TextOptions(truncate_left=cuts_left(request.truncation_side))
-    options = cut_to(options, request.truncate_prompt_tokens, encoder)
+    options = TextOptions(truncate_left=forms.cuts_left(request.truncation_side))
+    options = forms.cut_to(options, request.truncate_prompt_tokens, encoder)
     exchange.errors = ErrorForm(partial(_error_at_side, names, count))
 
     def write(encoded: Encoded) -> HttpResponse:
         if ranks:
-            scores = relevance(encoder, encoded, raw=request.use_activation is False)
+            found = forms.relevance(encoder, encoded, raw=request.use_activation is False)
         else:
             vectors = unit_vectors(encoded.vectors)
-            scores = (vectors[:count] * vectors[count:]).sum(axis=-1).tolist()
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+            found = (vectors[:count] * vectors[count:]).sum(axis=-1).tolist()
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(found)]
         return json_response({"object": "list", "data": data, **_lead(encoder, encoded)})
 
     pairs = list(zip(first * count if len(first) == 1 else first, second, strict=True))
@@ -316,8 +301,8 @@ def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
     if value is None:
         raise InvalidRequest("is missing").of(name)
     values = value if isinstance(value, list) else [value]
-    texts = [text_of_content(each, name) if isinstance(each, dict) else each for each in values]
-    return check_texts(texts, name, context)
+    texts = [forms.text_of_content(each, name) if isinstance(each, dict) else each for each in values]
+    return forms.check_texts(texts, name, context)
 
 
 @infinity_endpoint(
@@ -325,7 +310,7 @@ def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
 )
 def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the tokens of a prompt."""
-    texts = check_texts([request.prompt], "prompt", exchange.context)
+    texts = forms.check_texts([request.prompt], "prompt", exchange.context)
     encoder = exchange.choose(request.model)
 
     def write(encoded: Encoded) -> HttpResponse:

@@ -21,22 +21,11 @@ from weir.protocols.account import charge_values
 from weir.protocols.entries import ItemHead, check_outputs, empty_body, integer_of, schedule_of, select_outputs
 from weir.protocols.exchange import Ended, ItemsResponse, Stop, begin_task
 from weir.text_models.model import ITEM_RULE
-from weir.text_models.packing import packed
+from weir.text_models.packing import packed, sparse_vector
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    TextExchange,
-    TextWork,
-    check_client,
-    check_text,
-    each_output,
-    mark_headers,
-    options_of,
-    own_output,
-    read_text,
-    sparse_vector,
-)
-from weir.text_server.http import TextHead
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
+from weir.text_server.http import TextHead, mark_headers
 from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
@@ -100,8 +89,8 @@ def read_tensors(
         **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
     )
     wanted = wanted_outputs(request, encoder)
-    options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
-    exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
+    options = forms.options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
+    exchange.client = forms.check_client(_text(parameters, "client"), "parameter 'client'")
     exchange.peer = exchange.frontend
     return TextWork(encoder, texts, arrays_of, options)
 
@@ -229,18 +218,18 @@ def read_item(item: Any, encoder: Encodes) -> Item:
     if isinstance(item, bytes):
         return Item(_token_ids(item))
     if isinstance(item, (str, list)):
-        return Item(read_text(item, "the item", None))
+        return Item(forms.read_text(item, "the item", None))
     if not isinstance(item, dict):
         raise InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")
     if "text" not in item:
         raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
     fields = read_document(item, TextItem)
-    options = options_of(fields, encoder, whole_words=bool(fields.is_tokenized), outputs=fields.outputs)
+    options = forms.options_of(fields, encoder, whole_words=bool(fields.is_tokenized), outputs=fields.outputs)
     if fields.outputs and not options.outputs:
         options = options._replace(outputs=encoder.facts.outputs[:1])
     if fields.pair is None:
-        return Item(read_text(fields.text, "text", fields.is_tokenized), options)
-    return Item((check_text(fields.text, "text"), check_text(fields.pair, "pair")), options)
+        return Item(forms.read_text(fields.text, "text", fields.is_tokenized), options)
+    return Item((forms.check_text(fields.text, "text"), forms.check_text(fields.pair, "pair")), options)
 
 
 def _token_ids(item: bytes) -> Text:
@@ -419,7 +408,7 @@ def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput]) -> I
     error = encoded.errors[row] if encoded.errors else None
     if error is not None:
         return error
-    made = each_output(encoded, outputs, row) if outputs else own_output(encoded, row)
+    made = encoded.outputs(outputs, row) if outputs else encoded.output(row)
     return ItemVector(made, encoded.truncated[row])
 
 

@@ -30,24 +30,16 @@ from weir.text_models.packing import (
     PACKINGS,
     PackedVector,
     Packing,
+    SparseVector,
     packed,
     packing_named,
+    sparse_vector,
     unit_vectors,
     written_numbers,
 )
 from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, TextOptionFields, TextOutput
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    SparseVector,
-    TextWork,
-    cut_to,
-    each_output,
-    listed_name,
-    options_of,
-    read_texts,
-    sparse_vector,
-    truncated_places,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextWork
 from weir.text_server.http import (
     ErrorForm,
     HttpExchange,
@@ -58,7 +50,7 @@ from weir.text_server.http import (
     TextPage,
     listing,
 )
-from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextTask, Truncated
+from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextTask, Truncated, listed_name
 from weir.wire.schema import any_of
 
 
@@ -267,14 +259,16 @@ _EXAMPLE = {"input": ["First do it", "then do it right"]}
 def embeddings(request: EmbeddingsRequest, exchange: HttpExchange) -> HttpWork:
     """Read a request for vectors."""
     try:
-        texts = read_texts(request.input, "input", exchange.context)
+        texts = forms.read_texts(request.input, "input", exchange.context)
     except InvalidRequest as error:
         raise error.about("input") from None
     field = "encoding_format" if request.encoding_format else "embedding_type"
     exchange.client = request.user or ""
     encoder = exchange.choose(request.model, None if request.outputs else TextTask.EMBED)
     facts, normalized = encoder.facts, request.normalized
-    options = cut_to(options_of(request, encoder, outputs=request.outputs), request.truncate_prompt_tokens, encoder)
+    options = forms.cut_to(
+        forms.options_of(request, encoder, outputs=request.outputs), request.truncate_prompt_tokens, encoder
+    )
     form = EmbeddingsForm(
         listed_name(encoder),
         packing_named(request.encoding_format or request.embedding_type, field),
@@ -327,7 +321,7 @@ def _quoted(model: str) -> bytes:
 
 def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
     lead: EmbeddingsLead = {"object": "list", "model": model, "usage": usage_of(encoded)}
-    if cut := truncated_places(encoded):
+    if cut := encoded.cut:
         lead["truncated"] = cut
     return lead
 
@@ -340,7 +334,7 @@ def _written_outputs(form: EmbeddingsForm, encoded: Encoded) -> Listing:
 
     def item(index: int) -> NumberedVector:
         made: NumberedVector = {"object": "embedding", "index": index}
-        for output, found in each_output(encoded, form.outputs, index).items():
+        for output, found in encoded.outputs(form.outputs, index).items():
             if output is TextOutput.DENSE:
                 made["embedding"] = vectors(found[None], form.unit_length, form.ranges)[0]
             elif output is TextOutput.SPARSE:

@@ -1,4 +1,5 @@
-"""The endpoints of text-embeddings-inference (TEI): /embed, /embed_all, /similarity, /rerank, /predict, /tokenize, /decode, /vertex and /info.
+"""The endpoints of text-embeddings-inference (TEI): /embed, /embed_all, /similarity, /rerank, /predict, /tokenize, /decode, /vertex and /info; and
+/predict_tokens, which labels tokens as transformers' pipeline does, with errors in TEI's form.
 
 Its /health is Weir's own.
 
@@ -6,14 +7,15 @@ A request names no model there: the first model of the server that can do what t
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from weir import __version__
 from weir.errors import (
@@ -39,28 +41,8 @@ from weir.protocols.response import (
 )
 from weir.text_models.packing import packed, similarities, unit_vectors
 from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail, prompt_text
-from weir.text_server.exchange import (
-    EMPTY,
-    MANY,
-    EmbeddingContext,
-    Ranked,
-    RankingForm,
-    TextExchange,
-    TextWork,
-    check_text,
-    check_texts,
-    cuts_left,
-    labelled,
-    listed_name,
-    options_of,
-    own_output,
-    read_ranking,
-    read_texts,
-    terms,
-    texts_of,
-    token_ids,
-    tokens_of,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import MANY, EmbeddingContext, TextExchange, TextWork, texts_of, tokens_of
 from weir.text_server.http import (
     ErrorForm,
     HttpWork,
@@ -72,7 +54,7 @@ from weir.text_server.http import (
 )
 from weir.text_server.protocols.infinity import rerank as infinity_rerank
 from weir.text_server.protocols.infinity import tokenize as vllm_tokenize
-from weir.text_server.texts import Encoded, Encodes, TextOptions, TextTask
+from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask, listed_name
 from weir.wire.schema import any_of
 from weir.wire.status import http_code
 
@@ -208,7 +190,7 @@ class TeiEndpoint(TextEndpoint):
         """See TextEndpoint. An empty text or list has an error of its own."""
         name = self.errors.field
         if document.get(name) in ("", []):
-            raise InvalidRequest(f"{name}: must not be empty", details={EMPTY: True})
+            raise InvalidRequest(f"{name}: must not be empty", details={forms.EMPTY: True})
         return super().request_of(document)
 
 
@@ -244,7 +226,7 @@ def embed_sparse(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
 
 def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) -> HttpWork:
     """Return the work of making a vector for each text, one for each of its tokens, or its terms, by the `task`."""
-    texts = read_texts(request.inputs, "inputs", exchange.context)
+    texts = forms.read_texts(request.inputs, "inputs", exchange.context)
     encoder = exchange.choose(request.model, task)
     if task is TextTask.EMBED_SPARSE:
         request.dimensions = None  # of dense vectors alone
@@ -256,11 +238,11 @@ def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) ->
         def items(start: int, stop: int) -> list[Any]:
             part = vectors[start:stop]
             if task is TextTask.EMBED_SPARSE:
-                rows = [terms(encoded, row) for row in range(start, stop)]
+                rows = [encoded.terms(row) for row in range(start, stop)]
                 return [[{"index": index, "value": value} for index, value in row] for row in rows]
             if encoded.lengths is None:
                 return packed(unit_vectors(part) if unit_length else part)
-            return [packed(own_output(encoded, row)[None])[0] for row in range(start, stop)]
+            return [packed(encoded.output(row)[None])[0] for row in range(start, stop)]
 
         return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(encoder, texts, encoded))
 
@@ -270,8 +252,8 @@ def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) ->
 @TeiEndpoint("/similarity", "Compare a sentence with others, as TEI does", _PAIRS, list[float], TextTask.EMBED)
 def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for how similar sentences are to another, by the function of the model."""
-    source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
-    texts = [source, *check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
+    source = forms.check_text(request.inputs.source_sentence, "inputs.source_sentence")
+    texts = [source, *forms.check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
     encoder = exchange.choose(request.model, TextTask.EMBED)
 
     def write(encoded: Encoded) -> HttpResponse:
@@ -281,11 +263,11 @@ def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
     return TextWork(encoder, texts, write, options_for(request.parameters or TextOptionFields(), encoder))
 
 
-def ranking_of(request: TeiRerankRequest, exchange: TextExchange) -> TextWork[list[Ranked]]:
+def ranking_of(request: TeiRerankRequest, exchange: TextExchange) -> TextWork[list[forms.Ranked]]:
     """Return the work of ranking texts. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-    form = RankingForm(None, bool(request.return_text), bool(request.raw_scores))
-    options = TextOptions(truncate=request.truncate, truncate_left=cuts_left(request.truncation_direction))
-    ranking = read_ranking(exchange, request.query, request.texts, "texts", request.model, form)
+    form = forms.RankingForm(None, bool(request.return_text), bool(request.raw_scores))
+    options = TextOptions(truncate=request.truncate, truncate_left=forms.cuts_left(request.truncation_direction))
+    ranking = forms.read_ranking(exchange, request.query, request.texts, "texts", request.model, form)
     return ranking._replace(options=options)
 
 
@@ -315,7 +297,7 @@ def predict(request: PredictRequest, exchange: TextExchange) -> HttpWork:
         raw, independent = function == "none", None if function is None else function == "sigmoid"
 
     def write(encoded: Encoded) -> HttpResponse:
-        rows = labelled(encoded, encoder.facts, raw=raw, independent=independent)
+        rows = forms.labelled(encoded, encoder.facts, raw=raw, independent=independent)
         found = [row[:top] for row in rows]
         return json_response(found[0] if single else found, compute_headers(encoder, texts, encoded))
 
@@ -325,9 +307,9 @@ def predict(request: PredictRequest, exchange: TextExchange) -> HttpWork:
 def tokens_shown(request: TokenizeBody, exchange: TextExchange) -> TextWork[Callable[[int, int], list[list[TeiToken]]]]:
     """Return the work of showing the tokens of texts, which writes a function: it returns those of the texts from one index up to another."""
     values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    texts = check_texts(values, "inputs", exchange.context)
+    texts = forms.check_texts(values, "inputs", exchange.context)
     encoder = exchange.choose(request.model)
-    prompt = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder).prompt or ""
+    prompt = forms.options_of(TextOptionFields(prompt_name=request.prompt_name), encoder).prompt or ""
     before = prompt_text(prompt, encoder.facts.prompts)
 
     def write(encoded: Encoded) -> Callable[[int, int], list[list[TeiToken]]]:
@@ -372,13 +354,146 @@ def decode(request: DecodeBody, exchange: TextExchange) -> HttpWork:
     single = not isinstance(request.ids, list) or not isinstance(request.ids[0], list)
     lists = [request.ids] if single else request.ids
     exchange.context.check_count(len(lists), "ids")
-    lists = [token_ids(each, f"ids[{index}]") for index, each in enumerate(lists)]
+    lists = [forms.token_ids(each, f"ids[{index}]") for index, each in enumerate(lists)]
     encoder = exchange.choose(request.model)
     compute = partial(texts_of, encoder, lists, skip_special=request.skip_special_tokens is not False)
     return TextWork(encoder, lists, lambda encoded: json_response(encoded.decoded), compute=compute)
 
 
-ENDPOINTS: Sequence[TextEndpoint] = (embed, embed_all, embed_sparse, similarity, rerank, predict, tokenize, decode)
+# /predict_tokens has the form of transformers' pipeline. Labels that begin with B- and I- begin and continue what is labelled. Tokens that continue it are
+# joined to one entity, unless each is wanted.
+
+STRATEGIES = ("simple", "none")
+_OUTSIDE = ("O",)  # the labels of tokens that are nothing, which are left out unless the request names others
+
+
+class TokenLabelParameters(Struct):
+    """How entities are made of tokens."""
+
+    aggregation_strategy: Annotated[
+        str | None, Meta(description="simple joins tokens to entities", extra_json_schema={"enum": [*STRATEGIES, None]})
+    ] = None
+    ignore_labels: Annotated[
+        list[str] | None, Meta(description="labels that are left out: O unless others are named")
+    ] = None
+
+    def __post_init__(self) -> None:
+        strategy = self.aggregation_strategy
+        if strategy not in (None, *STRATEGIES):
+            raise InvalidRequest(f"must be one of {', '.join(STRATEGIES)}").of("aggregation_strategy", brief(strategy))
+
+    @property
+    def joined(self) -> bool:
+        """Whether tokens are joined to entities."""
+        return self.aggregation_strategy != "none"
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The labels that are left out."""
+        return _OUTSIDE if self.ignore_labels is None else self.ignore_labels
+
+
+class TokenLabelRequest(Struct):
+    """A request for the labels of tokens."""
+
+    inputs: Annotated[Any, any_of(PlainText, Annotated[list[PlainText], Meta(min_length=1)])]
+    parameters: TokenLabelParameters | None = None
+    truncate: bool | None = None
+    model: Annotated[str | None, Meta(description="the first one that labels tokens, if it is not given")] = None
+
+
+class Entity(Struct, omit_defaults=True):
+    """A part of a text with its label: `entity_group` of joined tokens, `entity` of one. `start` and `end` count characters."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity_group: str = ""
+    entity: str = ""
+
+
+class LabelledToken(NamedTuple):
+    """A token that is not a special one, with its likeliest label."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+_LABEL, _NAMES = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
+
+
+@TextEndpoint("/predict_tokens", _LABEL, _NAMES, Any, TextTask.PREDICT_TOKENS, name=NAME, errors=TEI_ERRORS)
+def predict_tokens(request: TokenLabelRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the labels of tokens. Errors have TEI's shape."""
+    single = isinstance(request.inputs, str)
+    texts = forms.check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
+    form = request.parameters or TokenLabelParameters()
+    encoder = exchange.choose(request.model, TextTask.PREDICT_TOKENS)
+    options = TextOptions(truncate=request.truncate, prompt="")
+
+    async def compute(timeout: float | None) -> Encoded:
+        details = await encoder.tokenize(texts, special=True, prompt="", timeout=timeout)
+        encoded = await encoder.encode(texts, exchange.query(options, timeout, exchange.trace))
+        return encoded._replace(details=details)
+
+    def write(encoded: Encoded) -> HttpResponse:
+        logits = [encoded.output(row) for row in range(len(texts))]
+        rows = zip(texts, logits, encoded.details or (), strict=True)
+        found = [_entities(text, of_text, details, encoder.facts, form) for text, of_text, details in rows]
+        return json_response(found[0] if single else found, compute_headers(encoder, texts, encoded))
+
+    return TextWork(encoder, texts, write, options, compute=compute)
+
+
+def _entities(
+    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelParameters
+) -> list[Entity]:
+    """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
+    tokens = list(_labelled(forms.likeliest(logits, facts), details))
+    entities: list[Entity] = []
+    for group in _groups(tokens) if form.joined else [[each] for each in tokens]:
+        name = _split_label(group[0].label)[1] if form.joined else group[0].label
+        if name not in form.ignored:
+            start, end = group[0].start, group[-1].end
+            score = sum(each.score for each in group) / len(group)
+            names = (name, "") if form.joined else ("", name)
+            entities.append(Entity(score, text[start:end], start, end, *names))
+    return entities
+
+
+def _labelled(labels: Sequence[forms.Label], details: Sequence[TokenDetail]) -> Iterator[LabelledToken]:
+    # Of a text that was cut, the last token that was computed is the special one at the end.
+    last = len(labels) - 1 if len(details) > len(labels) else len(labels)
+    for label, detail in zip(labels[:last], details, strict=False):
+        if detail.start is not None and detail.stop is not None:
+            yield LabelledToken(label.label, label.score, detail.start, detail.stop)
+
+
+def _groups(tokens: Sequence[LabelledToken]) -> list[list[LabelledToken]]:
+    """Return the tokens in groups of one entity each: a token joins the one before if their labels are the same and it does not begin another."""
+    groups: list[list[LabelledToken]] = []
+    before = ""
+    for token in tokens:
+        begins, name = _split_label(token.label)
+        if groups and name == before and not begins:
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+        before = name
+    return groups
+
+
+def _split_label(label: str) -> tuple[bool, str]:
+    """Return whether a label begins an entity, and its name without B- and I-."""
+    return (label.startswith("B-"), label[2:]) if label[:2] in ("B-", "I-") else (False, label)
+
+
+ENDPOINTS: Sequence[TextEndpoint] = (
+    embed, embed_all, embed_sparse, similarity, rerank, predict, tokenize, decode, predict_tokens,
+)  # fmt: skip
 
 
 # The endpoints that answer for the server's first model, by what it is for; for others it is /embed.
@@ -492,13 +607,13 @@ def _model_type(encoder: Encodes) -> dict[str, Any]:
 def options_for(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
     """Return the options of `fields`, with the outputs that `task` needs if the model was not made for it alone."""
     outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
-    return options_of(fields, encoder, outputs=outputs)
+    return forms.options_of(fields, encoder, outputs=outputs)
 
 
 def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]:
     """Return the texts and pairs of `inputs` of /predict, and whether they are a single one."""
     if isinstance(value, str):
-        return [check_text(value, "inputs")], True
+        return [forms.check_text(value, "inputs")], True
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"inputs={brief(value)}: must be a text, a pair of texts, or a list of such in lists")
     if isinstance(value[0], str):
@@ -511,7 +626,7 @@ def _sequence(value: Any, where: str) -> Text:
     if not isinstance(value, list) or not 1 <= len(value) <= 2:
         raise InvalidRequest(f"{where}={brief(value)}: must be a list of one text or two")
     is_pair = len(value) == 2
-    texts = [check_text(text, f"{where}[{place}]", may_be_empty=is_pair) for place, text in enumerate(value)]
+    texts = [forms.check_text(text, f"{where}[{place}]", may_be_empty=is_pair) for place, text in enumerate(value)]
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
@@ -543,7 +658,7 @@ def _codes(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ModelError) or "task" in details:
         return 424, "Backend"
     if isinstance(error, InvalidRequest):
-        if EMPTY in details:
+        if forms.EMPTY in details:
             return 400, "Empty"
         return (413 if TOO_LONG in details or MANY in details else 422), "Validation"
     if isinstance(error, Overloaded):

@@ -17,17 +17,8 @@ from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import TextOptionFields
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    TextExchange,
-    TextWork,
-    check_text,
-    labelled,
-    options_of,
-    own_output,
-    terms,
-    texts_of,
-)
+from weir.text_server import forms
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork, texts_of
 from weir.text_server.http import TextHead
 from weir.text_server.protocols import tei
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
@@ -77,10 +68,10 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
             waiting.append((asyncio.create_task(respond(parse(method, body), call)), len(body)))
             arrived.set()
 
-    reading = asyncio.create_task(read())
-    reading.add_done_callback(lambda _: arrived.set())
+    reader = asyncio.create_task(read())
+    reader.add_done_callback(lambda _: arrived.set())
     try:
-        while waiting or not reading.done():
+        while waiting or not reader.done():
             if not waiting:
                 arrived.clear()
                 await arrived.wait()
@@ -90,9 +81,9 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
             await call.write(response.SerializeToString())
             call.release(size)
             room.release()
-        reading.result()
+        reader.result()
     finally:
-        tasks = (reading, *(task for task, _ in waiting))
+        tasks = (reader, *(task for task, _ in waiting))
         for task in tasks:
             task.cancel()
         with suppress(asyncio.CancelledError):
@@ -152,9 +143,9 @@ def read_embed(request: Any, exchange: TextExchange, *, task: TextTask = TextTas
 
     def write(encoded: Encoded) -> dict[str, Any]:
         if task is TextTask.EMBED_SPARSE:
-            return {"sparse_embeddings": [{"index": index, "value": value} for index, value in terms(encoded, 0)]}
+            return {"sparse_embeddings": [{"index": index, "value": value} for index, value in encoded.terms(0)]}
         if task is TextTask.EMBED_ALL:
-            return {"token_embeddings": [{"embeddings": vector} for vector in own_output(encoded, 0).tolist()]}
+            return {"token_embeddings": [{"embeddings": vector} for vector in encoded.output(0).tolist()]}
         vectors = unit_vectors(encoded.vectors) if request.normalize else encoded.vectors
         return {"embeddings": vectors[0].tolist()}
 
@@ -166,14 +157,14 @@ def read_predict(request: Any, exchange: TextExchange) -> GrpcWork:
     is_pair = not isinstance(request.inputs, str)
     if is_pair and len(request.inputs) != 2:
         raise InvalidRequest(f"inputs: has {len(request.inputs)} texts, must have 2")
-    texts = [check_text(text, "inputs") for text in (request.inputs if is_pair else [request.inputs])]
+    texts = [forms.check_text(text, "inputs") for text in (request.inputs if is_pair else [request.inputs])]
     encoder = exchange.choose(None, TextTask.PREDICT)
 
     def write(encoded: Encoded) -> dict[str, Any]:
-        (labels,) = labelled(encoded, encoder.facts, raw=request.raw_scores)
+        (labels,) = forms.labelled(encoded, encoder.facts, raw=request.raw_scores)
         return {"predictions": msgspec.to_builtins(labels)}
 
-    options = options_of(TextOptionFields(**_options(request)), encoder)
+    options = forms.options_of(TextOptionFields(**_options(request)), encoder)
     return TextWork(encoder, [(texts[0], texts[1])] if is_pair else texts, write, options)
 
 
@@ -199,7 +190,7 @@ def read_rerank_stream(requests: Sequence[Any], exchange: TextExchange) -> GrpcW
 
 def read_tokenize(request: Any, exchange: TextExchange) -> GrpcWork:
     """Return the work of showing the tokens of a text."""
-    text, prompt_name = check_text(request.inputs, "inputs"), _optional(request, "prompt_name")
+    text, prompt_name = forms.check_text(request.inputs, "inputs"), _optional(request, "prompt_name")
     work = tei.tokens_shown(tei.TokenizeBody(text, request.add_special_tokens, prompt_name), exchange)
     return work.written(lambda encoded: {"tokens": work.write(encoded)(0, 1)[0]})
 
