@@ -51,7 +51,7 @@ from weir.workers.local import refuse_settings
 from weir.workers.process.channel import RECEIVE_BYTES, Channel
 from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
-from weir.workers.timer import TimeLimit
+from weir.workers.timer import TimeLimit, in_background
 
 logger = logging.getLogger("weir")
 
@@ -242,14 +242,12 @@ class WorkerSocket:
     def __init__(self, address: WorkerAddress, on_connection: Callable[[socket.socket], None]) -> None:
         self.address = address
         self._on_connection = on_connection
-        self._socket: socket.socket | None = None
         self._inode: tuple[int, int] | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self._timer: asyncio.TimerHandle | None = None
+        self._socket: socket.socket
+        self._accepting: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Listen. Raises SettingsError if the address cannot be used. Only the owner can connect to a Unix socket."""
-        self._loop = asyncio.get_running_loop()
         try:
             self._socket = _bound_path(self.address.path) if self.address.path else _bound_port(self.address)
         except OSError as error:
@@ -263,39 +261,31 @@ class WorkerSocket:
             self.address = self.address._replace(port=self._socket.getsockname()[1])
         self._socket.setblocking(False)
         self._socket.listen(BACKLOG)
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self._accepting = in_background(self._accept(), "the socket of external workers")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop listening, and remove the path. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._socket is None:
+        accepting, self._accepting = self._accepting, None
+        if accepting is None:
             return
-        self._loop.remove_reader(self._socket.fileno())
+        accepting.cancel()
+        await asyncio.wait([accepting])
         self._socket.close()
-        self._socket = None
         if self.address.path and self._inode == _inode(self.address.path):
             os.unlink(self.address.path)
 
-    def _accept(self) -> None:
-        if self._socket is None:
-            return
-        try:
-            end, _ = self._socket.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError:
-            self._loop.remove_reader(self._socket.fileno())
-            self._timer = self._loop.call_later(TRY_AGAIN, self._accept_again)
-            return
-        end.setblocking(False)
-        if end.family != socket.AF_UNIX:
-            _tune(end)
-        self._on_connection(end)
-
-    def _accept_again(self) -> None:
-        if self._socket is not None:
-            self._loop.add_reader(self._socket.fileno(), self._accept)
+    async def _accept(self) -> None:
+        while True:
+            try:
+                end, _ = await asyncio.get_running_loop().sock_accept(self._socket)
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # the system has no descriptor left
+                await asyncio.sleep(TRY_AGAIN)
+                continue
+            if end.family != socket.AF_UNIX:
+                _tune(end)
+            self._on_connection(end)
 
 
 def _tune(end: socket.socket) -> None:
@@ -425,7 +415,7 @@ class ExternalExecutor(ExecutorBase):
         """Stop listening and close all connections, which tells the workers."""
         self._stopped = True
         self._announcing = False
-        self._socket.close()
+        await self._socket.close()
         for worker in [*self._greeting, *self._ready()]:
             worker.leave("the server stopped")
             worker.state = "stopped"

@@ -110,6 +110,13 @@ def _read_toml(text: str, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}: must be TOML: {error}") from error
 
 
+# What the values of keys must be.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("platform", "target", "file", "default", "batch_dimension"), ((str, type(None)), "text")),
+    **dict.fromkeys(("inputs", "outputs", "examples", "warmup_sizes", "steps"), ((list,), "a list")),
+    "params": ((Mapping,), "a table"),
+}
+
 # Keys that only models of a repository may have.
 _OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
 
@@ -124,28 +131,31 @@ def make_document(
     """Return what `content`, from the model's file, and `config`, from a load call, say together. `config` overrides. Raises
     SettingsError naming key, value and rule."""
     own = {**translated(content, source), **translated(config or {}, name)}
+    for key, (kinds, words) in _KINDS.items():
+        if key in own and not isinstance(own[key], kinds):
+            raise SettingsError(f"{source}: {key}={own[key]!r}: must be {words}")
     if own.get("name", name) not in (name, name.rpartition("/")[2]):
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
     settings = read_settings({key: value for key, value in own.items() if key not in (*KEYS, "decoupled")}, source)
-    attributes: dict[str, Any] = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
-    attributes |= {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if _list(own, key, source)}
-    if (batch := _text(own, "batch_dimension", source)) is not None:
+    attributes: dict[str, Any] = {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if key in own}
+    attributes |= {key: _tensors(own[key], key, source) for key in ("inputs", "outputs") if own.get(key)}
+    if (batch := own.get("batch_dimension")) is not None:
         if batch not in (REQUIRED, OPTIONAL, NONE):
             raise SettingsError(f"{source}: batch_dimension={batch!r}: must be {REQUIRED!r}, {OPTIONAL!r} or {NONE!r}")
         attributes["batch_dimension"] = batch
     if own.get("decoupled"):
         attributes["decoupled"] = True
-    if _list(own, "steps", source):
+    if "steps" in own:
         if own.get("platform") != ENSEMBLE:
             raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")
         attributes["steps"] = tuple(read_steps(own["steps"], source))
     return ModelDocument(
-        platform=_text(own, "platform", source),
-        target=_text(own, "target", source),
-        file=_text(own, "file", source),
+        platform=own.get("platform"),
+        target=own.get("target"),
+        file=own.get("file"),
         versions=_versions(own.get("versions", "all"), source),
-        default=_text(own, "default", source),
-        params=_table(own, "params", source),
+        default=own.get("default"),
+        params=dict(own.get("params", {})),
         route=_route(own.get("route", []), source),
         attributes=attributes,
         settings=settings,
@@ -162,36 +172,14 @@ def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSetting
     return document
 
 
-def _text(content: Mapping[str, Any], key: str, source: str) -> str | None:
-    value = content.get(key)
-    if value is not None and not isinstance(value, str):
-        raise SettingsError(f"{source}: {key}={value!r}: must be text")
-    return value
-
-
-def _table(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
-    value = content.get(key, {})
-    if not isinstance(value, Mapping):
-        raise SettingsError(f"{source}: {key}={value!r}: must be a table")
-    return dict(value)
-
-
-def _list(content: Mapping[str, Any], key: str, source: str) -> bool:
-    if key in content and not isinstance(content[key], list):
-        raise SettingsError(f"{source}: {key}={content[key]!r}: must be a list")
-    return key in content
-
-
-def _tables(content: Mapping[str, Any], key: str, source: str) -> bool:
-    if not _list(content, key, source):
-        return False
-    for table in content[key]:
+def _tensors(tables: list[Any], key: str, source: str) -> tuple[Any, ...]:
+    for table in tables:
         shape = table.get("shape")
         if not (isinstance(shape, list) and all(isinstance(length, int) for length in shape)):
             raise SettingsError(f"{source}: {key}: shape={shape!r}: must be a list of whole numbers")
         if not (isinstance(table["name"], str) and table["name"]):
             raise SettingsError(f"{source}: {key}: name={table['name']!r}: must be text")
-    return bool(content[key])
+    return tuple(tables)
 
 
 def _route(value: Any, source: str) -> tuple[str, ...]:

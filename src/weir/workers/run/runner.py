@@ -15,9 +15,10 @@ import logging
 import math
 from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import index as as_index
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from weir.errors import Cancelled, ModelError, WeirError, kind_of
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
@@ -455,9 +456,9 @@ class StreamingRun:
         if refused:
             yield Events(batch_id, [column[entry] for entry in refused], indices=refused, final=False)
         entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
-        clock = _Clock()
-        ends = yield from self._run(_StreamedBatch(prepared, cancelled, restarted, clock), entries)
-        timing = Timing(prepared.seconds, clock.predict, clock.postprocess)
+        batch = _StreamedBatch(prepared, cancelled, restarted)
+        ends = yield from self._run(batch, entries)
+        timing = Timing(prepared.seconds, batch.predict_seconds, batch.postprocess_seconds)
         yield _ends_of(batch_id, ends, final=True, timing=timing)
 
     def _run(self, batch: "_StreamedBatch", entries: list[int]) -> Generator[Events, None, Ends]:
@@ -467,8 +468,8 @@ class StreamingRun:
         if not course.over:
             try:
                 yield from self._drive(batch, course)
-            except _Failed as failed:
-                failure = failed.error
+            except WeirError as error:
+                failure = error
         left = course.open_entries()
         if failure is not None and not course.has_yielded and len(left) > 1 and self._halves:
             middle = len(left) // 2
@@ -479,13 +480,13 @@ class StreamingRun:
         return Ends(left, failure)
 
     def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
-        """Run the generator until it returns, or no caller is left. Raises _Failed with what it raised."""
+        """Run the generator until it returns, or no caller is left. Raises a WeirError for what it raised."""
         items = [batch.prepared.column[entry] for entry in course.entries]
         steps = self._started(items)
         left: frozenset[int] | None = None
         try:
             while True:
-                given = self._next(steps, left, items, batch.clock)
+                given = self._next(steps, left, items, batch)
                 if given is None:
                     return
                 course.has_yielded = True
@@ -504,15 +505,13 @@ class StreamingRun:
         try:
             steps = self._model.predict(items)
         except BaseException as error:
-            raise self._failed(error, items) from None
+            self._fail(error, items)
         if not isinstance(steps, Generator):
-            raise _Failed(
-                ModelError(f"predict returned {kind_of(steps)}, must be a generator as the model is streaming")
-            )
+            raise ModelError(f"predict returned {kind_of(steps)}, must be a generator as the model is streaming")
         return steps
 
     def _next(
-        self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, items: list[Any], clock: "_Clock"
+        self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, items: list[Any], batch: "_StreamedBatch"
     ) -> Yielded | None:
         began = perf_counter()
         try:
@@ -520,19 +519,17 @@ class StreamingRun:
         except StopIteration:
             return None
         except BaseException as error:
-            raise self._failed(error, items) from None
+            self._fail(error, items)
         finally:
-            clock.predict += perf_counter() - began
+            batch.predict_seconds += perf_counter() - began
         if not isinstance(given, dict):
-            raise _Failed(ModelError(f"predict yielded {kind_of(given)}, must be a dict of answers by index"))
+            raise ModelError(f"predict yielded {kind_of(given)}, must be a dict of answers by index")
         return given
 
-    def _failed(self, error: BaseException, items: list[Any]) -> "_Failed":
-        if isinstance(error, self._fatal):
+    def _fail(self, error: BaseException, items: list[Any]) -> NoReturn:
+        if isinstance(error, (WeirError, *self._fatal)):
             raise error
-        if isinstance(error, WeirError):
-            return _Failed(error)
-        return _Failed(model_error("predict", error, STREAMED_FOR_ONE if raised_by_a_list(error, items) else ""))
+        raise model_error("predict", error, STREAMED_FOR_ONE if raised_by_a_list(error, items) else "")
 
     def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Yielded) -> Events | None:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
@@ -549,7 +546,7 @@ class StreamingRun:
         kinds = [EventKind.DONE if final else EventKind.PART for final in last]
         events = Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
         course.ended([place for place, kind in zip(places, events.kinds or (), strict=True) if kind != EventKind.PART])
-        batch.clock.postprocess += perf_counter() - began
+        batch.postprocess_seconds += perf_counter() - began
         return events
 
     def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
@@ -573,29 +570,16 @@ class StreamingRun:
             logger.exception("predict raised when its generator was closed")
 
 
-class _Clock:
-    """How many seconds were spent in the model's generator, and with what it yielded."""
-
-    def __init__(self) -> None:
-        self.predict = 0.0
-        self.postprocess = 0.0
-
-
-class _StreamedBatch(NamedTuple):
-    """The batch that runs, its cancelled entries, the callback for a new start of the time limit, and its clock."""
+@dataclass
+class _StreamedBatch:
+    """The batch that runs, its cancelled entries, the callback for a new start of the time limit, and how many seconds were spent in the model's
+    generator and with what it yielded."""
 
     prepared: PreparedBatch
     cancelled: Container[int]
     restarted: Callable[[], None]
-    clock: _Clock
-
-
-class _Failed(Exception):
-    """`predict` ended with an error, which all entries get that have not ended."""
-
-    def __init__(self, error: WeirError) -> None:
-        super().__init__(error.message)
-        self.error = error
+    predict_seconds: float = 0.0
+    postprocess_seconds: float = 0.0
 
 
 def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = None) -> Events:
@@ -605,13 +589,13 @@ def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = 
 
 
 def _place(index: Any, count: int) -> int:
-    """Return the index that `predict` yielded as an int. Raises _Failed if it is not the index of one of `count` items."""
+    """Return the index that `predict` yielded as an int. Raises ModelError if it is not the index of one of `count` items."""
     try:
         place = as_index(index)
     except TypeError:
         place = -1
     if not 0 <= place < count:
-        raise _Failed(ModelError(f"predict yielded a result for item {index!r:.100} of a batch of {count}"))
+        raise ModelError(f"predict yielded a result for item {index!r:.100} of a batch of {count}")
     return place
 
 
