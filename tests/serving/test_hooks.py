@@ -167,3 +167,19 @@ async def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -
         await turns(6)
         assert [request.output for request in requests] == ["a", "b"]
         assert [block.shares for block in rig.executor.blocks] == [0, 0]
+
+
+async def test_blocks_are_given_back_where_no_entry_needs_the_worker() -> None:
+    class Refuses(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            raise InvalidRequest("not today")
+
+    async with serving(None, kind=Refuses) as rig:
+        rig.executor.give_blocks = True
+        block = rig.service.reserve(1)
+        assert block is not None
+        block.view[:] = b"3"
+        rig.service.submit(request := FakeRequest(block, arrival=rig.service.now(), content_type=JSON))
+        await turns(6)
+        assert isinstance(request.error, InvalidRequest)
+        assert [block.shares for block in rig.executor.blocks] == [0]

@@ -10,7 +10,6 @@ worker can decode them. An error in the place of an item or response fails only 
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -30,7 +29,7 @@ class HookedBatch:
     """A batch and its state between the hooks and the worker.
 
     With `encodes`, the worker returns values, and they are encoded here after the hook. `handed` tells whether the batch has gone
-    to its worker, or needs none.
+    to its worker, or needs none; `returned` is done when it is back. `task` takes it from its start to its end.
     """
 
     def __init__(self, worker: int, batch: Batch, *, encodes: bool) -> None:
@@ -38,6 +37,8 @@ class HookedBatch:
         self.worker = worker
         self.batch_id = batch.batch_id
         self.handed = False
+        self.returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None]
         self._like = batch.replaced(payloads=[])  # without what it holds
         self._content_types = _each(batch.content_types, count)
         self._accepts = _each(batch.accepts, count)
@@ -176,7 +177,6 @@ def _joined(types: list[str]) -> str | list[str]:
 
 
 Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
-Step = Callable[[HookedBatch], Coroutine[Any, Any, None]]
 
 EXTRA = 2  # places per worker: one batch may be in each hook besides those that the worker has
 
@@ -186,14 +186,6 @@ class ServiceHooks(NamedTuple):
 
     before: Hook | None = None
     after: Hook | None = None
-
-
-class WorkerSlots:
-    """The free places of one worker, and the prepared batches that wait for one."""
-
-    def __init__(self, places: int) -> None:
-        self.free = places
-        self.waiting: deque[HookedBatch] = deque()
 
 
 class HookUser(Protocol):
@@ -216,15 +208,13 @@ class HookedBatches:
         self._before, self._after = hooks
         self._writer = writer
         self._user = user
-        self._slots: dict[int, WorkerSlots] = {}
+        self._places: dict[int, asyncio.Semaphore] = {}  # the free ones of each worker
         self._batches: dict[int, HookedBatch] = {}
-        self._tasks: dict[asyncio.Task[None], int] = {}  # running hooks, and the index of their worker
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Run `before_batch`, and then hand the batch to `worker` when the worker has a free place."""
-        prepared = HookedBatch(worker, batch, encodes=self._after is not None)
-        self._batches[batch.batch_id] = prepared
-        self._do(prepared, self._prepare)
+        """Run `before_batch`, hand the batch to `worker` when the worker has a free place, and run `after_batch` when it is back."""
+        begun = self._batches[batch.batch_id] = HookedBatch(worker, batch, encodes=self._after is not None)
+        begun.task = asyncio.ensure_future(self._tried(begun))
 
     def cancel(self, batch_id: int, indices: Sequence[int]) -> list[int]:
         """Drop these entries; return the worker's indices of those that the worker has."""
@@ -233,27 +223,24 @@ class HookedBatches:
 
     async def stop(self) -> None:
         """Cancel the running hooks, and forget all batches."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for batch in self._batches.values():
+            batch.task.cancel()
+        await asyncio.gather(*[batch.task for batch in self._batches.values()], return_exceptions=True)
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
-        self._slots.clear()
+        self._places.clear()
 
     def worker_ready(self, worker: int, places: int) -> int:
         """Return how many batches a worker with `places` places may have, with those in hooks."""
-        self._slots[worker] = WorkerSlots(places)
+        self._places[worker] = asyncio.Semaphore(places)
         return places + EXTRA
 
     def worker_lost(self, worker: int) -> None:
         """Forget all batches of this worker, including those in hooks: the user runs them again."""
-        self._slots.pop(worker, None)
-        for task, owner in self._tasks.items():
-            if owner == worker:
-                task.cancel()
+        self._places.pop(worker, None)
         for batch in [batch for batch in self._batches.values() if batch.worker == worker]:
+            batch.task.cancel()
             if not batch.handed:
                 self._note_handed(batch)
             batch.release()
@@ -261,9 +248,8 @@ class HookedBatches:
 
     def received(self, worker: int, events: Events) -> Events | None:
         """Store the outputs of a batch; with its last outputs, free the worker's place and run `after_batch`. Return what need not wait for that."""
-        if events.final and worker in self._slots:
-            self._slots[worker].free += 1
-            self._feed(worker)
+        if events.final and worker in self._places:
+            self._places[worker].release()
         batch = self._batches.get(events.batch_id)
         if batch is None:
             for output in events.outputs:
@@ -272,22 +258,38 @@ class HookedBatches:
         try:
             part = batch.gather(events)
         except Exception as error:  # outputs that are not those of the batch
+            batch.task.cancel()
             self._fail(batch, error)
             return None
         if events.final:
-            self._do(batch, self._finish)
+            batch.returned.set_result(None)
         return part
 
-    async def _prepare(self, batch: HookedBatch) -> None:
+    async def _tried(self, batch: HookedBatch) -> None:
+        try:
+            await self._run(batch)
+        except Exception as error:
+            self._fail(batch, error)
+
+    async def _run(self, batch: HookedBatch) -> None:
         batch.decode()
         if self._before is not None:
             batch.place_items(await hooked(self._before, batch.items))
-        slots = self._slots.get(batch.worker)
-        if slots is not None:
-            slots.waiting.append(batch)
-            self._feed(batch.worker)
-
-    async def _finish(self, batch: HookedBatch) -> None:
+        places = self._places[batch.worker]
+        await places.acquire()
+        self._note_handed(batch)
+        inner = batch.inner()
+        try:
+            if inner is not None:
+                self._user.hand(batch.worker, inner)
+        except Exception:
+            places.release()
+            raise
+        batch.release()
+        if inner is None:
+            places.release()
+        else:
+            await batch.returned
         if self._after is not None:
             answers = batch.answers
             if answers:
@@ -310,38 +312,9 @@ class HookedBatches:
         del self._batches[batch.batch_id]
         self._user.deliver(batch.worker, batch.events())
 
-    def _feed(self, worker: int) -> None:
-        """Hand prepared batches to `worker` while it has places."""
-        slots = self._slots[worker]
-        while slots.free and slots.waiting:
-            batch = slots.waiting.popleft()
-            self._note_handed(batch)
-            inner = batch.inner()
-            if inner is None:
-                self._do(batch, self._finish)
-                continue
-            slots.free -= 1
-            try:
-                self._user.hand(worker, inner)
-            except Exception as error:
-                slots.free += 1
-                self._fail(batch, error)
-            batch.release()
-
     def _note_handed(self, batch: HookedBatch) -> None:
         batch.handed = True
         self._user.handed(batch.batch_id)
-
-    def _do(self, batch: HookedBatch, step: Step) -> None:
-        task = asyncio.ensure_future(self._tried(batch, step))
-        self._tasks[task] = batch.worker
-        task.add_done_callback(self._tasks.pop)
-
-    async def _tried(self, batch: HookedBatch, step: Step) -> None:
-        try:
-            await step(batch)
-        except Exception as error:
-            self._fail(batch, error)
 
 
 async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
