@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
@@ -21,12 +22,15 @@ from unittest import mock
 import httpx
 import psutil
 from tests.template import TITLE
+from typer.main import get_command
 
-from weir.cli import main
+from weir.cli import command_line, main
+from weir.commands import COMMANDS
 
 # With `make test-fronts`, servers have two fronts unless their tests say how many.
 TEST_FRONTS = bool(os.environ.get("TEST_FRONTS"))
 MODELS = Path(__file__).parent / "served_models.py"
+KNOWN = {"serve", "check", *COMMANDS}
 # With it a program, and all that it starts, has an interpreter of its own, as users' programs have: see template.py.
 COLD = {"PYTHONHASHSEED": "1"}
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
@@ -54,6 +58,12 @@ def start_weir(
     return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=env, cwd=cwd)
 
 
+@cache
+def described(command: str) -> Any:
+    """Return the command line as one of its commands needs it, or all of them for none: to describe its options takes longer than to read them."""
+    return get_command(command_line([command] if command else []))
+
+
 def weir_here(
     *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -64,6 +74,7 @@ def weir_here(
         redirect_stderr(io.StringIO()) as stderr,
         mock.patch.dict(os.environ, {**CLEAN, **(env or {})}, clear=True),
         mock.patch.object(sys, "argv", command),
+        mock.patch("weir.cli.command_line", lambda words: described(words[0] if words and words[0] in KNOWN else "")),
         mock.patch.object(sys, "path", list(sys.path)),
         chdir(cwd or Path.cwd()),
     ):

@@ -1,9 +1,6 @@
 """Models on demand, served by the real command: loaded by their first requests, and evicted when others need their memory."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
@@ -42,31 +39,10 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {each["name"]: each["state"] for each in client.get("/models").json()["models"]}
 
 
-def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path: Path) -> None:
-    names = fill(tmp_path, 40)
-    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
-    order = Random(1).choices(names, weights=[1 / rank for rank in range(1, 41)], k=30)
-    with serving(*flags) as (_, client):
-
-        def call(number: int) -> Any:
-            if number % 2:
-                return client.post(f"/infer/{order[number]}", json=number).json()
-            tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [str(number)]}
-            answer = client.post(f"/v2/models/{order[number]}/infer", json={"inputs": [tensor]}).json()
-            return [answer["model_name"], json.loads(answer["outputs"][0]["data"][0])[1]]
-
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(call, range(len(order))))
-        assert answers == [[name, number] for number, name in enumerate(order)]
-        loaded = [name for name, state in states(client).items() if state == "loaded"]
-        assert 0 < len(loaded) <= 5
-        assert len(states(client)) == 40
-
-
 @pytest.mark.parametrize(
     ("models", "room", "seconds", "flags"),
     [
-        (24, 4, 2.0, ()),
+        pytest.param(24, 4, 2.0, (), marks=pytest.mark.nightly),
         (24, 4, 2.0, ("--fronts", "2")),
         pytest.param(1000, 50, 300.0, (), marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from weir.bench.target import OK, Target
@@ -79,16 +78,6 @@ async def stub(
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0, **options) as listening:
         scheme = "https" if "ssl" in options else "http"
         yield made, f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/infer/square"
-        listening.close()
-        await made.stop()
-
-
-@asynccontextmanager
-async def unix_stub(path: Path, behave: Behaviour = good) -> AsyncIterator[tuple[Stub, str]]:
-    """Serve on a Unix socket."""
-    made = Stub(behave)
-    async with await asyncio.start_unix_server(made.serve, path) as listening:
-        yield made, f"http://unix:{path}:/infer/square"
         listening.close()
         await made.stop()
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.served import MODELS, Served, serving, weir
+from tests.served import MODELS, Served, described, serving, weir
 
 from weir.bench import bench
-from weir.cli import command_line
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
@@ -41,7 +40,7 @@ def test_a_server_is_measured_with_its_own_example_and_its_own_counts(served: Se
 
 def command(*arguments: object) -> int:
     """Run `weir bench` here: to start Python takes longer than all the rest."""
-    code: int = command_line(["bench"])(["bench", *map(str, arguments)], standalone_mode=False)
+    code: int = described("bench")(["bench", *map(str, arguments)], standalone_mode=False)
     return code
 
 

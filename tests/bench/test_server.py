@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
+from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub
 from tests.rings import subcases
 from tests.served import buffered_bytes
 
@@ -125,19 +125,6 @@ def test_a_connection_that_breaks_costs_its_own_request_only(name: str, error: s
     assert outcome.errors == errors and outcome.answered == outcome.requests - 1
 
 
-def test_a_slow_answer_is_given_up_with_its_connection() -> None:
-    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
-        if number == 20:
-            await asyncio.sleep(30.0)
-        return await good(number, writer)
-
-    outcome, _ = measure(behave, options=HttpOptions(timeout=1.0))
-    held_up = outcome.lag.max_ms > 200.0  # by a machine so busy that others may be given up, too
-    assert outcome.timeouts == 1 or (held_up and outcome.timeouts > 1)
-    assert outcome.answered == outcome.requests - outcome.timeouts and not outcome.errors
-    assert outcome.max_ms >= 1000.0
-
-
 def test_what_waits_for_a_connection_within_the_bound_is_our_own_lag() -> None:
     release = asyncio.Event()
 
@@ -154,14 +141,6 @@ def test_what_waits_for_a_connection_within_the_bound_is_our_own_lag() -> None:
     assert outcome.connections == 4 and outcome.held > 0
     assert outcome.answered == outcome.requests
     assert outcome.lag.max_ms > 10.0
-
-
-def test_unix_sockets(tmp_path: Path) -> None:
-    async def run() -> Outcome:
-        async with unix_stub(tmp_path / "w.sock") as (_, url):
-            return (await put_load(url, steady()))[0]
-
-    assert uvloop.run(run()).answered == 99
 
 
 def test_https_requires_a_trusted_certificate_by_default() -> None:

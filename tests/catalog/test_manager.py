@@ -2,19 +2,36 @@
 
 import asyncio
 import gc
+import json
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from tests.catalog.workshop import Workshop
+from tests.catalog.repository.shelf import plain, write
+from tests.catalog.workshop import Scaled, Workshop
+from tests.rings import subcases
 from tests.serving.kit import turns
 
-from weir import Draining, Forbidden, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, Overloaded, WeirError
-from weir.catalog.manager import IMPORT_SWITCH_INTERVAL, MAX_CHANGES, ChangeQueue, Manager, ModelState, import_in_thread
+import weir
+from weir.catalog.loading import REFUSED, ServiceMaker, apply, check_allowed
+from weir.catalog.manager import (
+    IMPORT_SWITCH_INTERVAL,
+    MAX_CHANGES,
+    ChangeQueue,
+    Manager,
+    ModelState,
+    import_in_thread,
+    without_paths,
+)
 from weir.catalog.registry import Registry
+from weir.catalog.repository.folder import upload_path, versions_in
+from weir.catalog.repository.model_files import file_within
+from weir.catalog.sources import ModelToServe
+from weir.serving import NAME
 
 
 async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
@@ -31,7 +48,7 @@ async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
     await shop.manager.unload_model("one")
     assert shop.executors[1].stopped
     assert await shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(weir.ModelNotFound):
         await shop.ask("one")
     await shop.manager.unload_model("one")  # it is not there: nothing to do
     assert shop.threads.isdisjoint({threading.get_ident()})
@@ -46,7 +63,7 @@ async def test_what_is_unknown_is_reported() -> None:
         (shop.manager.unload_worker("two"), "'two'"),
         (load("one", version="3"), "unknown version '3'"), (unload("one", version="3"), "unknown version '3'"),
     ):  # fmt: skip
-        with pytest.raises(ModelNotFound, match=unknown):
+        with pytest.raises(weir.ModelNotFound, match=unknown):
             await change
     assert await shop.ask("one") == "a"
 
@@ -58,8 +75,8 @@ async def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
     if where == "read":
         shop.shelf.models = {"one": {"": "broken"}, "two": {"": "broken"}}
     else:
-        shop.fails = ModelError("no weights", original_type="OSError")
-    expected, why = (InvalidRequest, "cannot be read") if where == "read" else (ModelError, "no weights")
+        shop.fails = weir.ModelError("no weights", original_type="OSError")
+    expected, why = (weir.InvalidRequest, "cannot be read") if where == "read" else (weir.ModelError, "no weights")
     for name in ("one", "two"):
         with pytest.raises(expected, match=f"failed to load '{name}': .*{why}"):
             await shop.manager.load_model(name)
@@ -99,7 +116,7 @@ async def test_while_the_default_version_is_unloaded_another_one_answers(monkeyp
     unloading = asyncio.ensure_future(shop.manager.unload_model("one", version="2"))
     await turns(20)
     assert await shop.ask("one") == "a"
-    with pytest.raises(Draining):
+    with pytest.raises(weir.Draining):
         await shop.ask("one", "2")
     assert await shop.states() == {"one/1": "READY", "one/2": "UNLOADING"}
     held.answer_next(lambda batch: ["b" for _ in batch])
@@ -113,29 +130,13 @@ async def test_while_a_model_loads_its_requests_are_refused_with_the_reason() ->
     shop.gate = asyncio.Event()
     loading = asyncio.ensure_future(shop.manager.load_model("one"))
     await shop.starting.wait()
-    with pytest.raises(ModelNotReady, match="'one' is not ready: loading"):
+    with pytest.raises(weir.ModelNotReady, match="'one' is not ready: loading"):
         await shop.ask("one")
     assert await shop.states() == {"one": "LOADING"}
     assert shop.registry.ready
     shop.gate.set()
     await loading
     assert await shop.ask("one") == "a"
-
-
-async def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None:
-    shop = Workshop(one={"": "a"})
-    await shop.manager.load_model("one")
-    shop.executors[0]._answer = None
-    call = shop.registry.get("one").infer(0)
-    await turns()
-    unloading = asyncio.ensure_future(shop.manager.unload_model("one"))
-    await turns(10)
-    with pytest.raises(Draining):
-        await shop.ask("one")
-    assert await shop.states() == {"one": "UNLOADING"}
-    shop.executors[0].answer_next(lambda batch: ["late"])
-    await unloading
-    assert await call == "late"
 
 
 async def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
@@ -157,7 +158,7 @@ async def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> Non
                     said: dict[str, Any] = {"tag": random.choice(("x", "y")), "share": change == "worker"}
                     assert (await shop.manager.load_worker(name, said)).startswith(name)
                 told.append(change)
-            except WeirError as error:
+            except weir.WeirError as error:
                 told.append(type(error).__name__)
 
     await asyncio.gather(*[client() for _ in range(20)])
@@ -197,9 +198,9 @@ async def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
     await shop.manager.drain(0.0)
     await shop.manager.stop(0.0)
     for change in changes:
-        with pytest.raises(Draining, match="shutting down"):
+        with pytest.raises(weir.Draining, match="shutting down"):
             await change
-    with pytest.raises(Draining):
+    with pytest.raises(weir.Draining):
         await shop.manager.unload_model("two")
     assert all(executor.stopped for executor in shop.executors)
 
@@ -207,11 +208,11 @@ async def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
 async def test_a_start_that_fails_stops_the_others() -> None:
     shop = Workshop(one={"": "a"}, two={"": "b"})
     good = shop.make(shop.shelf.read("one").versions[0])
-    shop.fails = ModelError("no weights")
+    shop.fails = weir.ModelError("no weights")
     bad = shop.make(shop.shelf.read("two").versions[0])
     registry = Registry([good, bad])
     manager = Manager(registry, shop.shelf, shop.make)
-    with pytest.raises(ModelError, match="no weights"):
+    with pytest.raises(weir.ModelError, match="no weights"):
         await manager.start()
     assert not good.ready and shop.executors[0].stopped
 
@@ -224,7 +225,7 @@ async def test_files_and_code_need_to_be_allowed() -> None:
         manager.load_model("one", config={"env": "A=1"}),
         manager.load_worker("one", {"policy": "mine:Policy"}),
     ):
-        with pytest.raises(Forbidden, match="allow"):
+        with pytest.raises(weir.Forbidden, match="allow"):
             await change
     await shop.manager.load_model("one", config={"a": 1}, files={"1/model.py": b""})
     assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
@@ -250,7 +251,7 @@ async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
         former.answer_next(lambda batch: ["one" for _ in batch])
         await drained
         assert await call == "one"
-        with pytest.raises(Draining):
+        with pytest.raises(weir.Draining):
             await changed
         await shop.manager.stop(0.0)
         assert former.stopped
@@ -269,16 +270,6 @@ async def test_changes_are_made_in_the_order_in_which_they_were_requested() -> N
     assert await asyncio.gather(*asked) == made == list(range(10))
 
 
-async def test_a_change_that_fails_stops_nobody() -> None:
-    async def divide(by: int) -> int:
-        return 3 // by
-
-    changes = ChangeQueue()
-    made = [changes.make(partial(divide, by)) for by in (0, 1)]
-    failed, succeeded = await asyncio.gather(*made, return_exceptions=True)
-    assert isinstance(failed, ZeroDivisionError) and succeeded == 3
-
-
 async def test_the_line_is_bounded_and_ends_with_the_server() -> None:
     changes = ChangeQueue()
 
@@ -287,18 +278,18 @@ async def test_the_line_is_bounded_and_ends_with_the_server() -> None:
 
     asked = [asyncio.ensure_future(changes.make(for_ever)) for _ in range(MAX_CHANGES)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="pending, which is the maximum"):
+    with pytest.raises(weir.Overloaded, match="pending, which is the maximum"):
         await changes.make(for_ever)
     left = asked.pop()
     left.cancel()
     await asyncio.sleep(0)
     await changes.close()
     for each in asked:
-        with pytest.raises(Draining):
+        with pytest.raises(weir.Draining):
             await each
     with pytest.raises(asyncio.CancelledError):
         await left
-    with pytest.raises(Draining):
+    with pytest.raises(weir.Draining):
         await changes.make(for_ever)
 
 
@@ -313,3 +304,233 @@ async def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
     with pytest.raises(ZeroDivisionError):
         await import_in_thread(lambda: 1 // 0)
     assert (sys.getswitchinterval(), gc.isenabled()) == before
+
+
+# Loads as the AMD Inference Server has them: endpoints, shared by those who say the same parameters.
+
+
+MODEL = ModelToServe("shelf:Scaled", "one", {"factor": 2}, [], {"workers": 2})
+
+
+async def test_the_same_parameters_share_an_endpoint_and_others_make_one() -> None:
+    shop = Workshop(one={"": "a"})
+    load = shop.manager.load_worker
+    assert await load("one", {"tag": "x"}) == "one"
+    assert await load("one", {"tag": "x"}) == "one"
+    assert await load("one", {"tag": "y"}) == "one-1"
+    assert await load("one", {}) == "one-2"
+    assert await load("one", {"tag": "x", "share": True}) == "one"
+    assert [await shop.ask(name) for name in ("one", "one-1", "one-2")] == ["x", "y", "a"]
+    assert [service.workers.workers for service in shop.registry.all] == [1, 1, 1]
+    assert await load("one", {"tag": "y", "share": False}) == "one-1"
+    assert await load("one", {"tag": "z", "share": False}) == "one-3"
+    assert [service.workers.workers for service in shop.registry.all] == [1, 2, 1, 1]
+    assert len(shop.made) == 4
+
+
+async def test_unloading_ends_one_worker_and_with_the_last_the_endpoint() -> None:
+    shop = Workshop(one={"": "a"})
+    for tag in ("x", "y", "y"):
+        await shop.manager.load_worker("one", {"tag": tag, "share": False})
+    for left in ([1, 1], [1]):
+        await shop.manager.unload_worker("one-1")
+        assert [service.workers.workers for service in shop.registry.all] == left
+    with pytest.raises(weir.ModelNotFound, match="'one-1'"):
+        await shop.manager.unload_worker("one-1")
+    await shop.manager.unload_worker("one")
+    assert await shop.manager.load_worker("one", {"tag": "y"}) == "one"
+    assert await shop.ask("one") == "y"
+
+
+async def test_a_model_that_runs_anyway_is_the_endpoint_without_parameters() -> None:
+    shop = Workshop(one={"1": "a", "2": "b"})
+    await shop.manager.load_model("one")
+    assert await shop.manager.load_worker("one", {"share": False}) == "one"
+    assert shop.registry.get("one").workers.workers == 2
+    assert await shop.manager.load_worker("one", {"tag": "x"}) == "one-1"
+    assert await shop.states() == {"one/1": "READY", "one/2": "READY", "one-1/2": "READY"}
+
+
+async def test_a_model_that_is_reloaded_keeps_the_workers_that_it_was_given() -> None:
+    shop = Workshop(one={"1": "a", "2": "b"})
+
+    def workers() -> list[int]:
+        return [service.workers.first_workers for service in shop.registry.versions("one").values()]
+
+    await shop.manager.load_model("one")
+    for _ in range(2):
+        await shop.manager.load_worker("one", {"share": False})
+    await shop.manager.load_model("one")
+    assert workers() == [1, 3]
+    await shop.manager.unload_worker("one")
+    await shop.manager.load_model("one", version="2")
+    await shop.manager.load_model("one", version="1")
+    assert workers() == [1, 2]
+    shop.adding_fails = True
+    with pytest.raises(weir.Conflict, match="failed to load 'one': no room"):
+        await shop.manager.load_model("one")
+    assert workers() == [1, 2]
+    assert "the old model keeps running: no room" in (await shop.manager.index())[1].reason
+    shop.adding_fails = False
+    await shop.manager.unload_model("one")
+    await shop.manager.load_model("one")
+    assert workers() == [1, 1]
+
+
+async def test_an_endpoint_is_reloaded_with_its_parameters() -> None:
+    shop = Workshop(one={"": "a"})
+    await shop.manager.load_worker("one", {})
+    await shop.manager.load_worker("one", {"tag": "x"})
+    shop.shelf.models["one"][""] = "a2"
+    for name in ("one", "one-1"):
+        await shop.manager.load_model(name)
+    assert [await shop.ask(name) for name in ("one", "one-1")] == ["a2", "x"]
+    assert await shop.manager.load_worker("one", {"tag": "x"}) == "one-1"
+
+
+async def test_names_of_endpoints_avoid_other_models() -> None:
+    shop = Workshop(one={"": "a"}, **{"one-1": {"": "b"}})
+    await shop.manager.load_worker("one", {})
+    assert await shop.manager.load_worker("one", {"tag": "x"}) == "one-2"
+    assert await shop.manager.load_worker("one-1", {}) == "one-1"
+
+
+def test_a_parameter_goes_to_the_constructor_or_is_a_setting() -> None:
+    said: dict[str, Any] = {
+        "factor": 3, "batch_size": 8, "timeout": 5, "batchers": 1, "workers": 1, "policy": "greedy", "predict_timeout": 2,
+        "retry_in_halves": False,
+    }  # fmt: skip
+    applied = apply(said, MODEL, Scaled)
+    assert applied.params == {"factor": 3}
+    assert applied.settings == {
+        "workers": 1, "max_batch_size": 8, "max_queue_delay": 0.005, "policy": "greedy", "predict_timeout": 2.0,
+        "retry_in_halves": False,
+    }  # fmt: skip
+    assert apply({"batch": 4}, MODEL, Scaled).settings["max_batch_size"] == 4
+
+
+@subcases(
+    ("said", "message"),
+    [
+        (
+            {"input_size": 3},
+            "parameter 'input_size': is not a setting, and the constructor of Scaled takes factor, tag",
+        ),
+        ({"batch_size": "8"}, "parameter batch_size='8': must be of type int"),
+        ({"workers": True}, "parameter workers=True: must be of type int or str"),
+        ({"timeout": "5ms"}, "parameter timeout='5ms': must be a number of milliseconds"),
+        ({"backpressure": 1}, "parameter backpressure=1: must be of type bool"),
+        *(({name: 2}, f"parameter '{name}': ") for name in REFUSED),  # what has no meaning here
+    ],
+)
+def test_wrong_parameters_are_named(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(weir.InvalidRequest) as refused:
+        apply(said, MODEL, Scaled)
+    assert refused.value.message == message or (message.endswith(": ") and message in refused.value.message)
+
+
+async def test_a_wrong_value_is_an_invalid_request() -> None:
+    shop = Workshop(one={"": "a"})
+    with pytest.raises(weir.InvalidRequest, match=r"failed to load 'one': .*max_batch_size=0: must be 1 or more"):
+        await shop.manager.load_worker("one", {"batch_size": 0})
+    with pytest.raises(weir.InvalidRequest, match="share='no': must be true or false"):
+        await shop.manager.load_worker("one", {"share": "no"})
+    assert await shop.states() == {"one": "UNAVAILABLE"}
+    await shop.manager.load_worker("one", {})
+    with pytest.raises(weir.InvalidRequest, match=r"failed to load 'one-1': .*max_batch_size=0: must be 1 or more"):
+        await shop.manager.load_worker("one", {"batch_size": 0})
+    assert [state.name for state in await shop.manager.index()] == ["one"]  # nobody could load a one-1 again
+
+
+def test_what_may_bring_code_or_files_needs_a_flag() -> None:
+    for said in ({"env": "A=1"}, {"executor": "inline"}, {"policy": "mine:Policy"}, {"policy": "bank.npz"}):
+        with pytest.raises(weir.Forbidden, match="--allow-model-files"):
+            check_allowed(said, allow_files=False)
+        check_allowed(said, allow_files=True)
+    with pytest.raises(weir.Forbidden):
+        check_allowed({"policy": "auto:profile=model.toml"}, allow_files=False)
+    for harmless in ("greedy", "control-limit:4", "auto", "auto:seconds=2"):
+        check_allowed({"policy": harmless, "workers": 2}, allow_files=False)
+
+
+# What callers of the control endpoints may say that cannot be: each is refused by name, and what runs goes on.
+
+
+def manager_of(root: Path, files: dict[str, str | bytes]) -> Manager:
+    """Return a manager of these models under `root`."""
+    registry = Registry([])
+    registry.reserve(["v2", "metrics"])
+    return Manager(registry, write(root, files), ServiceMaker(()), allow_files=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"route": "/v2/mine"}, "route='/v2/mine': /v2 is reserved"),
+        ({"route": "/metrics"}, "route='/metrics'"),
+        ({"route": ["/a", "/a/batch"]}, "route='/a/batch': is where the route '/a' takes lists"),
+        ({"max_batch_size": 10**30}, "max_batch_size=1000000000"),
+        ({"max_batch_size": 1 << 31}, "max_batch_size=2147483648: must be 1 or more, and at most 2147483647"),
+        ({"max_queue_size": 10**30}, "max_queue_size=1000000000"),
+        ({"workers": 10**30}, "workers=1000000000"),
+        ({"arena_bytes": 1 << 63}, "arena_bytes=9223372036854775808: must be a number of at most 64 bits"),
+    ],
+)
+async def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    manager = manager_of(tmp_path, {"one/1/model.py": plain("a"), "one/config.toml": 'executor = "inline"'})
+    await manager.load_model("one")
+    with pytest.raises(weir.InvalidRequest) as refused:
+        await manager.load_model("one", config=json.loads(json.dumps(config)))
+    assert message in refused.value.message
+    assert await manager.registry.get("one").infer(0) == "a"
+    assert len(manager.registry.all) == 1
+    await manager.stop(0.0)
+
+
+def test_a_name_is_no_longer_than_a_files_may_be(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"one/1/model.py": plain()})
+    for name in ("x" * 256, "x" * 100_000):
+        with pytest.raises(weir.ModelNotFound):
+            folder.read(name)
+        with pytest.raises(
+            weir.InvalidRequest, match=r"must be VERSION/NAME.*up to 255 for each part and 1024 for all"
+        ):
+            folder.read("one", {}, {f"1/{name}": b""})
+        with pytest.raises(weir.InvalidRequest):
+            upload_path("/".join(["1", *["x" * 200] * 6]))
+    for file in ("y" * 300, "z" * 5000):
+        with pytest.raises(Exception, match=r"one: file='[yz]+.*must be a file in|there is no such file"):
+            file_within(tmp_path / "one" / "1", file, "one")
+    assert NAME.fullmatch("x" * 255) and not NAME.fullmatch("x" * 256)
+
+
+def test_versions_are_numbers_from_one_on(tmp_path: Path) -> None:
+    for name in ("1", "2", "10", "01", "0", "00", "007", "a1", "1.5", "9" * 19):
+        (tmp_path / name).mkdir()
+    assert versions_in(tmp_path) == ["1", "2", "10"]
+
+
+async def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
+    broken = "raise ValueError('cannot open ' + __file__)"
+    manager = manager_of(tmp_path, {"one/1/model.py": broken, "two/1/model.onnx": b"no graph"})
+    for name in ("one", "two"):
+        with pytest.raises(weir.InvalidRequest):
+            await manager.load_model(name)
+    reasons = [state.reason for state in await manager.index()]
+    assert "cannot open model.py" in reasons[0] and "cannot be read" in reasons[1]
+    assert not any(str(tmp_path) in reason for reason in reasons)
+
+
+@subcases(
+    ("text", "shown"),
+    [
+        ("File '/srv/models/one/1/model.py', line 3", "File 'model.py', line 3"),
+        ('see "/usr/lib/x.so": cannot', 'see "x.so": cannot'),
+        ("http://host/a/b and one/1: 1/model.onnx", "http://host/a/b and one/1: 1/model.onnx"),
+        ("from /tmp/a/b.onnx failed", "from b.onnx failed"),
+    ],
+)
+def test_paths_are_cut_down_to_names(text: str, shown: str) -> None:
+    assert without_paths(text) == shown

@@ -29,12 +29,6 @@ def test_services_are_found_by_name() -> None:
         Registry([named("one"), named("one")])
 
 
-def test_routes_lead_to_models() -> None:
-    one, two = named("one"), named("two")
-    registry = Registry([one, two], {"one": "/classify", "two": ["/embed", "/api/embed"]})
-    assert registry.routes == {"/classify": one, "/embed": two, "/api/embed": two}
-
-
 def test_a_model_on_demand_whose_versions_leave_is_as_if_not_read() -> None:
     async def read(name: str) -> None:
         raise AssertionError(f"{name} is not read here")

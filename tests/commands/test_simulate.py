@@ -67,13 +67,6 @@ def test_policies_are_compared_by_what_a_promise_takes(profile: Path) -> None:
     assert outcomes["smdp"]["power_w"]["value"] < outcomes["greedy"]["power_w"]["value"]
 
 
-def test_a_recorded_trace_is_played(profile: Path) -> None:
-    trace = profile.parent / "arrivals.csv"
-    trace.write_text("arrival_s\n" + "".join(f"{0.001 * number!r}\n" for number in range(500)))
-    done = weir_here("simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}")
-    assert done.returncode == 0 and "1,000 rows/s" in done.stdout
-
-
 @subcases(
     ("arguments", "message"),
     [

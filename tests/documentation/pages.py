@@ -70,6 +70,15 @@ def read_blocks(page: Path) -> list[Block]:
     ]  # fmt: skip
 
 
+def table(text: str, heading: str) -> list[list[str]]:
+    """Return the cells of the table under a heading that begins so, its heads first."""
+    lines = text.partition(f"\n## {heading}")[2].partition("\n## ")[0].splitlines()
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in lines if line.startswith("|") and set(line) - set("|:- ")
+    ]  # fmt: skip
+
+
 class Server(NamedTuple):
     """A running server, and its port."""
 

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
-from tests.documentation.pages import ROOT
+from tests.documentation.pages import ROOT, read_blocks, run_python
 from tests.rings import subcases
+from tests.text_models import tiny
 
+from weir.embedding import serve
 from weir.text_server.server_settings import BERT_FLAGS, ONE_DASH
 
 PAGE = ROOT / "docs" / "reference" / "bert-as-service.md"
@@ -72,3 +75,21 @@ def test_the_old_names_that_are_known_are_those_in_it() -> None:
     known = {name.removeprefix(ONE_DASH) for name in BERT_FLAGS} - short
     starting = (row for row in ROWS if len(row) == 4)
     assert known == {name for row in starting for name in re.findall(r"`-(\w+)`", row[0])}
+
+
+# The page about bert-as-service's client does what it shows, against a real server of a tiny model.
+
+
+CLIENT_PAGE = ROOT / "docs" / "how-to" / "use-bert-serving-client.md"
+
+
+def test_the_page_does_what_it_shows(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "tiny")
+    with serve(directory, port=0, zmq_port=0, cache=str(tmp_path / "cache")) as server:
+        assert server.zmq_ports is not None
+        blocks = [block for block in read_blocks(CLIENT_PAGE) if block.language == "python"]
+        assert len(blocks) == 2
+        for block in blocks:
+            text = block.text.replace("5555", str(server.zmq_ports[0])).replace("5556", str(server.zmq_ports[1]))
+            text = text.replace("http://localhost:8000", server.url)
+            run_python(block._replace(text=text), CLIENT_PAGE, {})

@@ -3,20 +3,12 @@
 import ast
 import re
 
-from tests.documentation.pages import ROOT
+from tests.documentation.pages import ROOT, table
 from tests.rings import subcases
 
 PAGE = ROOT / "docs" / "how-to" / "use-embedding-clients.md"
 TESTS = ROOT / "tests" / "text_server" / "clients" / "test_stock_clients.py"
 OTHERS = {"the_page_shows_how"}  # no client's
-
-
-def rows() -> dict[str, list[str]]:
-    """Return the calls of each row."""
-    table = PAGE.read_text().partition("## Clients and calls\n")[2].partition("\n## ")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| `")]
-    found = [re.findall(r"`(.+?)`", line) for line in lines]
-    return {client: calls for client, *calls in found}
 
 
 def called() -> dict[str, set[str]]:
@@ -29,7 +21,8 @@ def called() -> dict[str, set[str]]:
     return found
 
 
-ROWS, CALLED = rows(), called()
+FOUND = [re.findall(r"`(.+?)`", " ".join(row)) for row in table(PAGE.read_text(), "Clients and calls")]
+ROWS, CALLED = {client: calls for client, *calls in filter(None, FOUND)}, called()
 
 
 def test_every_test_of_a_client_has_a_row() -> None:

@@ -3,7 +3,7 @@
 import re
 from itertools import product
 
-from tests.documentation.pages import ROOT
+from tests.documentation.pages import ROOT, table
 from tests.rings import subcases
 from tests.text_models.late_models import CASES
 from tests.text_models.runtime.references import CLASSIFIERS, FAMILIES, LABELLERS, READS, SPARSE
@@ -23,14 +23,8 @@ NAMES = {
 }  # fmt: skip
 
 
-def rows() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the columns of the table, and the cells of each row by its types of models."""
-    lines = PAGE.read_text().partition("## Families and tasks\n")[2].partition("\n## ")[0].splitlines()
-    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-    return found[0][1:], {row[0]: row[1:] for row in found[2:]}
-
-
-COLUMNS, ROWS = rows()
+(_, *COLUMNS), *FOUND = table(PAGE.read_text(), "Families and tasks")
+ROWS = {kinds: cells for kinds, *cells in FOUND}
 
 
 def test_the_table_has_every_family_and_task() -> None:

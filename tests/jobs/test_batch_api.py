@@ -3,9 +3,7 @@
 import json
 import shutil
 import socket
-import sqlite3
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -167,27 +165,6 @@ def test_cancelled_and_wrong_jobs(kept: Kept) -> None:
     for missing in ("files/file-none", "batches/batch_none"):
         error = httpx.get(f"{kept.served.url}/v1/{missing}").json()["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "id", None)  # as OpenAI does
-
-
-def test_a_window_that_ends_leaves_the_rest_unrun(kept: Kept) -> None:
-    kept.held.touch()
-    batch = kept.begin(squares(3000, 100), window="1m")
-    until(lambda: kept.completed(batch))
-    kept.__exit__(None, None, None)
-    with sqlite3.connect(kept.directory / "jobs.sqlite") as database:  # a minute later
-        database.execute("UPDATE jobs SET expires_at = ?", (int(time.time()),))
-    database.close()
-    kept.held.unlink()
-    with kept:
-        job = kept.ended(batch)
-        assert job.status == "expired"
-        left = kept.lines(job.error_file_id)
-        assert left[-1] == {
-            "custom_id": "r3099", "response": None,
-            "error": {"code": "batch_expired", "message": "This request could not be run before the completion window ended."},
-        }  # fmt: skip
-        assert 0 < job.request_counts.completed == 3000 - len(left)
-    kept.__enter__()  # for the fixture
 
 
 def test_sizes_are_checked_before_anything_is_read(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -63,11 +62,3 @@ class Container:
         before = int(self.spec["lifecycle"]["preStop"]["exec"]["command"][-1])
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(self.pod["terminationGracePeriodSeconds"] - before)
-
-
-def wait_for(path: Path, seconds: float = 60.0) -> None:
-    """Return when the file is there."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} was never made"
-        time.sleep(0.01)  # nothing tells of another process's file

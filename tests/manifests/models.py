@@ -1,8 +1,6 @@
 """Models of the servers that the manifests' commands start."""
 
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import weir
@@ -13,32 +11,6 @@ class Square(weir.Model):
 
     def predict(self, batch: list[float]) -> list[float]:
         return [x * x for x in batch]
-
-
-class Gate(weir.Model):
-    """Answers when the file `gate` is there; the file `begun` says that a batch waits for it."""
-
-    def __init__(self, gate: str, begun: str) -> None:
-        self.gate, self.begun = Path(gate), Path(begun)
-
-    def predict(self, batch: list[float]) -> list[float]:
-        self.begun.touch()
-        while not self.gate.exists():
-            time.sleep(0.01)
-        return batch
-
-
-class Weights(weir.Model):
-    """Loads as long as the file `weights` is there."""
-
-    def __init__(self, weights: str) -> None:
-        self.weights = Path(weights)
-
-    def load(self) -> None:
-        self.weights.read_bytes()
-
-    def predict(self, batch: list[float]) -> list[float]:
-        return batch
 
 
 class Tensor(weir.Model):

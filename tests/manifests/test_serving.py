@@ -1,17 +1,14 @@
 """What the manifests' commands start serves on the ports that the objects name, drains in the time that they give, and is restarted when it must."""
 
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import httpx
-import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.manifests.containers import Container, wait_for
+from tests.manifests.containers import Container
 from tests.manifests.kit import Object, of_kind, printed
 
 from weir.bench.vectors import reserve_ports
@@ -79,50 +76,3 @@ def test_an_inference_service_speaks_protocol_v2() -> None:
         answer = httpx.post(f"{url}/models/{name}/infer", json={"inputs": [tensor]}).json()
         assert answer["outputs"][0]["data"] == [2.0, 5.0]
         assert pod.container.terminate() == 0
-
-
-def test_what_was_accepted_is_answered_within_the_grace_period(tmp_path: Path) -> None:
-    opened, begun = tmp_path / "gate", tmp_path / "begun"
-    params = (f"--param=gate={opened}", f"--param=begun={begun}")
-    with started("Gate", "--drain-timeout=20", *params) as pod, ThreadPoolExecutor(1) as pool:
-        pod.container.until("ready")
-        asked = pool.submit(httpx.post, f"{pod.url}/infer/gate", json=5, timeout=60)
-        wait_for(begun)
-        pod.container.process.send_signal(signal.SIGTERM)
-        pod.container.until("draining")
-        assert probed(pod) == [503, 200]  # no more requests come, but nobody kills it
-        refused = httpx.post(f"{pod.url}/infer/gate", json=6)
-        assert refused.status_code == 503 and "retry-after" in refused.headers
-        opened.touch()
-        assert asked.result().json() == 5
-        assert pod.container.process.wait(200) == 0
-
-
-def test_a_server_that_hangs_ends_before_it_would_be_killed(tmp_path: Path) -> None:
-    params = (f"--param=gate={tmp_path / 'never'}", f"--param=begun={tmp_path / 'begun'}")
-    with started("Gate", "--drain-timeout=0.1", *params) as pod, ThreadPoolExecutor(1) as pool:
-        pod.container.until("ready")
-        asked = pool.submit(httpx.post, f"{pod.url}/infer/gate", json=5, timeout=60)
-        wait_for(tmp_path / "begun")
-        pod.container.terminate()
-        assert asked.result().status_code == 503
-
-
-def test_a_pod_is_restarted_when_its_model_cannot_load(tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
-    with started("Weights", f"--param=weights={weights}") as pod:
-        pod.container.until("listening")
-        assert pod.container.process.wait(200) == 1  # Kubernetes restarts what ends; there is nothing to probe
-    weights.write_bytes(b"42")
-    with started("Weights", f"--param=weights={weights}") as pod:
-        pod.container.until("ready")
-        weights.unlink()
-        (worker,) = httpx.get(f"{pod.url}/models/weights").json()["workers"]
-        psutil.Process(worker["pid"]).kill()
-        assert probed(pod)[1] == 200  # it may yet come back
-        while "5 times in a row" not in str(pod.container.until("worker")):
-            pass
-        assert probed(pod) == [503, 503]
-        assert "weights" in pod.container.probe("livenessProbe").json()["models"]
-        weights.write_bytes(b"42")  # a disk that was away is back before the third probe
-        pod.container.until("ready")

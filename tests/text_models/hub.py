@@ -142,20 +142,11 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             tag = hash_of(file) if is_large(path) else hash_of(file)[:40]
             headers = {"ETag": f'"{hub.tags.get(path, tag)}"', "X-Linked-Size": str(len(content))}
             headers |= {"X-Repo-Commit": hub.commit(repository), "Accept-Ranges": "bytes"}
-            sought = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))
-            begin = int(sought[1]) if sought else 0
-            if self.command == "GET" and path in hub.cut:
-                return self._cut(content, hub.cut[path], begin, headers)
-            if begin:
-                headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-            self._send(206 if begin else 200, content[begin:], headers)
-
-        def _cut(self, content: bytes, size: int, begin: int, headers: dict[str, str]) -> None:
-            """Send the first `size` bytes and end the connection; a caller who wants the rest gets an error."""
-            if begin:
-                return self._refuse(503, "", "")
-            self._send(200, content[:size], headers, length=len(content))
-            self.close_connection = True
+            is_cut = self.command == "GET" and path in hub.cut
+            if is_cut and "Range" in self.headers:
+                return self._refuse(503, "")
+            self._send(200, content[: hub.cut[path]] if is_cut else content, headers, length=len(content))
+            self.close_connection |= is_cut
 
         def _json(self, value: Any) -> None:
             self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

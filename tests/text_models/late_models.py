@@ -116,7 +116,6 @@ def stanford(directory: Path, **metadata: Any) -> Path:
     weight = np.random.default_rng(11).normal(0, 0.3, (SIZE, 32)).astype(np.float32)
     renamed = {f"bert.{name}": value for name, value in weights.items()}
     tiny.save(directory / "model.safetensors", renamed | {"linear.weight": weight})
-    config = json.loads((directory / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
-    _save(directory / "config.json", config)
+    tiny.change(directory / "config.json", architectures=["HF_ColBERT"])
     _save(directory / "artifact.metadata", {"query_maxlen": 16, "doc_maxlen": 40, "mask_punctuation": True, **metadata})
     return directory

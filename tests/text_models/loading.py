@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from functools import partial
+from importlib import reload
 
 import weir.embedding
 from weir.errors import SettingsError
@@ -15,10 +16,6 @@ from weir.text_models.checkpoint.hub import check_id, local_directory
 from weir.text_models.checkpoint.onnx_files import wanted_names
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
-
-# The process that this one is forked from has loaded it, with other variables: only what it imports itself stays.
-for each in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-    del sys.modules[each]
 
 
 def load(target: str, pickle: str = "") -> str:
@@ -59,6 +56,9 @@ PROGRAMS: dict[str, Callable[..., object]] = {
 }
 
 if __name__ == "__main__":
+    from huggingface_hub import constants
+
+    reload(constants)  # the process that this one is forked from has loaded it, with other variables
     program, *words = sys.argv[1:]
     try:
         print(PROGRAMS[program](*words))

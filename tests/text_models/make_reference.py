@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling as Reference
-from tests.text_models.graph.random_models import FAMILIES, FEW, LABELS, cases, second_texts, texts, write_model
+from tests.text_models.graph.random_models import FAMILIES, LABELS, cases, second_texts, texts, write_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from weir.text_models import Pooling, Recipe
@@ -118,13 +118,7 @@ def minilm() -> None:
     # Their cosine with the exact ones: 1 - 1e-8.
     vectors = np.stack([model.encode(text) for text in sentences]).astype(np.float16)
     lengths = np.array([len(one) for one in ids], dtype=np.uint16)
-    models, few = Models(directory), ids[:FEW]
-    poolings = {
-        name: np.concatenate([np.atleast_2d(models.compute(recipe, text, 0)) for text in few]).astype(np.float16)
-        for name, recipe in cases("bert")
-        if recipe.pooling not in (Pooling.CLASSIFICATION, Pooling.REGRESSION)
-    }
-    known = {"vectors": vectors, "ids": np.concatenate(ids).astype(np.uint16), "lengths": lengths} | poolings
+    known = {"vectors": vectors, "ids": np.concatenate(ids).astype(np.uint16), "lengths": lengths}
     np.savez_compressed(HERE / "graph" / "minilm.npz", **known)
     print(f"{len(sentences)} sentences, longest {lengths.max()} tokens, {vectors.shape}")
 

@@ -87,17 +87,6 @@ def test_labels_of_one_text_as_hosted_pipelines_answer_them(client: httpx.Client
     assert "top_k" in found(top_k=0)["error"]
 
 
-def test_each_task_finds_the_model_that_has_it(client: httpx.Client) -> None:
-    assert len(client.post("/embed", json={"inputs": "it"}).json()[0]) == tiny.HIDDEN
-    assert client.post("/v2/rerank", json={"query": "a", "documents": ["b"]}).json()["model"] == "ranker"
-    assert client.post("/predict", json={"inputs": "a"}).json()[0]["label"] in LABELS.values()  # a ranker has one, too
-    wrong = client.post("/rerank", json={"query": "a", "documents": ["b"], "model": "labeller"})
-    assert "model 'labeller': has no task rerank; it has predict" in wrong.text
-    vectors = client.post("/v1/embeddings", json={"input": "a", "model": "ranker"})
-    assert vectors.status_code == 400 and "has no task embed; it has rerank, predict" in vectors.text
-    assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "mean"}}
-
-
 def test_a_pair_that_is_too_long_is_cut_or_refused(client: httpx.Client) -> None:
     long = "do it " * 100
     assert client.post("/rerank", json={"query": "a", "texts": [long]}).headers["x-weir-truncated"] == "1"

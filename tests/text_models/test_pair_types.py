@@ -19,14 +19,6 @@ from weir.text_models.tokenizer import Tokenizer
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
 
 
-def with_settings(directory: Path, **settings: Any) -> Path:
-    """Set keys of tokenizer_config.json; None removes one."""
-    path = directory / "tokenizer_config.json"
-    now = json.loads(path.read_text()) | settings
-    path.write_text(json.dumps({key: value for key, value in now.items() if value is not None}))
-    return directory
-
-
 def retyped(directory: Path, change: dict[str, int]) -> Path:
     """Make the tokenizer put special tokens and a second text of these types around a pair."""
     path = directory / "tokenizer.json"
@@ -60,7 +52,7 @@ def test_a_class_of_tokenizers_gives_types_or_does_not(
 ) -> None:
     tiny.model(tmp_path, tokenizer=False)
     tiny_tokens.write(tmp_path, tokens)
-    assert Tokenizer(with_settings(tmp_path, **settings)).type_lead == lead
+    assert Tokenizer(tiny.change(tmp_path / "tokenizer_config.json", **settings)).type_lead == lead
 
 
 def test_the_separator_before_the_second_text_may_have_its_type(tmp_path: Path) -> None:
@@ -79,7 +71,7 @@ def test_other_types_are_refused_when_the_model_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, NO_TYPES])
 def test_a_score_is_computed_with_these_types(settings: dict[str, Any], tmp_path: Path) -> None:
-    directory = with_settings(tiny.model(tmp_path / "model", labels=1), **settings)
+    directory = tiny.change(tiny.model(tmp_path / "model", labels=1) / "tokenizer_config.json", **settings)
     model = opened(directory, tmp_path / "cache")
     (read,) = model.preprocess_batch([("first do it", "then do it right")])
     ids = read.ids[None]

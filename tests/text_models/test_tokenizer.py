@@ -1,10 +1,17 @@
 """Every text is checked by itself; what is accepted becomes ids that fit the model."""
 
+import itertools
 import json
 import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +19,10 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.tokens.reading import ids, rule
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.texts import Tokenized, TokenizerOptions, TokenRule
-from weir.text_models.tokenizer import Tokenizer, pair_lengths
+from weir.text_models import tokenizer as reading
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.texts import Tokenized, TokenizerOptions, TokenRule, parse_text
+from weir.text_models.tokenizer import Tokenizer, pair_lengths, split_ids
 
 
 @pytest.fixture(scope="module")
@@ -202,15 +211,6 @@ def test_ids_are_put_together_again(tokenizer: Tokenizer) -> None:
             tokenizer.decode([4, wrong])
 
 
-def test_a_megabyte_in_one_text(tokenizer: Tokenizer) -> None:
-    text = (SENTENCE * 12_000)[: 1 << 20]
-    cut, word = tokenizer.encode([text, "x" * (1 << 20)], TokenRule(64))
-    (refused,) = tokenizer.encode([text], TokenRule(64, truncate=False))
-    assert ids(cut)[:-1] == ids(tokenizer.encode([SENTENCE * 20], TokenRule(64))[0])[:-1]
-    assert ids(word) == [2, 1, 3]
-    assert "has more than the 64 tokens" in rule(refused)
-
-
 MILLIONS = {
     "Chinese": "\u6c34\u706b" * 1_000_000, "a word": "x" * 2_000_000, "spaces": " " * 2_000_000 + "do it", "a space at last": "\u6c34" * 2_000_000 + " it do",
     "words": "do it " * 320_000, "signs": "\u2603" * 2_000_000, "dots": "." * 2_000_000, "a word behind": "do it " + "ab" * 1_000_000,
@@ -344,3 +344,292 @@ def test_a_token_without_a_row_is_refused_in_the_text_that_contains_it(family: s
     assert rule(found[1]) == pieces.message == said
     with pytest.raises(SettingsError, match=r"are of different models"):  # it is around every text
         Tokenizer(tmp_path, vocab_size=2)
+
+
+# A text's tokens by its known words are those of the package, and texts that this cannot know are left to it.
+
+
+ODD = [chr(code) for code in (*range(1, 0x250), *range(0x2000, 0x2070), 0x301, 0x338, 0x4E2D, 0x1F600, 0xFEFF)]
+# Letters, marks, symbols and punctuation of all scripts.
+WIDE = [chr(code) for code in range(1, 0x3400) if chr(code).isprintable() or not code % 7]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["lowercase", "cased"])
+def of_words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("words")
+    tiny_tokens.write_vocabulary(directory, cased=request.param)
+    return Tokenizer(directory)
+
+
+def at_once(of_words: Tokenizer, texts: list[Any], max_length: int = 50) -> Any:
+    return of_words.at_once(texts, TokenRule(max_length))
+
+
+def test_the_tokens_of_words_are_those_of_the_text(of_words: Tokenizer) -> None:
+    chance, known = Random(1), of_words._known_words
+    assert known is not None
+
+    def drawn(odd: float) -> str:
+        return chance.choice(ODD if chance.random() < odd else "abcdeXYZ 0129,.'-[")
+
+    texts = ["".join(drawn(odd) for _ in range(length)) for odd in (0.0, 0.02, 0.3) for length in range(1, 300)]
+    texts += ["".join(chance.choice(WIDE if chance.random() < 0.8 else " .,ab") for _ in range(40)) for _ in range(500)]
+    texts += ["first [MASK] do it", "[mask]", "x" * 300, " \t\n", "e-mail@x.com, it's"]
+    texts += [
+        "Naïve café\u2019s \u201cidea\u201d",
+        "\u0130stanbul",
+        "10 \u00b5s \u2264 5\u00d7 \u2308x\u2309\u00b7y a\u2260b =\u0338 \u4e2d\u6587",
+    ]
+
+    found = [known.ids(text, inf) for text in texts]
+
+    for each, made in zip(of_words.backend.encode_batch(texts, add_special_tokens=False), found, strict=True):
+        assert made is None or made == each.ids
+    assert sum(made is not None for made in found) > 0.6 * len(texts)
+    assert found[-1] is not None
+    assert known.ids("half \ud800", inf) is None
+    assert known.ids("first [MASK] do it", inf) is known.ids("first [mask] do it", inf) is None
+
+
+def test_only_texts_of_known_words_are_tokenized_at_once(of_words: Tokenizer) -> None:
+    text = " ".join(f"word{place}" for place in range(reading.NEW_AT_ONCE + 1))
+    assert at_once(of_words, [text]) is None
+    (whole,) = of_words.encode([text], TokenRule(50))
+
+    found = at_once(of_words, [text, ("first", "then"), ""])
+
+    assert found[:2] == [whole, *of_words.encode([("first", "then")], TokenRule(50))]
+    assert "empty" in rule(found[2])
+    assert at_once(of_words, ["do it new1 new2"]) == of_words.encode(["do it new1 new2"], TokenRule(50))
+    (cut,) = at_once(of_words, [text], max_length=5)
+    assert cut == of_words.encode([text], TokenRule(5))[0]
+    assert cut.truncated
+    for other in (["a", "list"], [1, 2], "a" * (reading.LONGEST_KNOWN + 1), "a " * reading.LONGEST_TEXT):
+        assert at_once(of_words, ["do it", other]) is None
+
+
+def test_words_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_WORDS", 10)
+    asked: list[str] = []
+
+    def encode(words: list[str]) -> list[list[int]]:
+        asked.extend(words)
+        return [[len(word)] for word in words]
+
+    known = reading.KnownWords(encode, [])
+
+    assert known.ids("a bb a ccc", inf) == [1, 2, 1, 3]
+    assert known.ids("bb, a", inf) == [2, 1, 1]
+    assert asked == ["a", "bb", "ccc", ","]
+    assert known.ids(" ".join(map(str, range(9))), inf) == [1] * 9
+    assert known.ids("a", inf) == [1]
+    assert asked.count("a") == 2
+
+
+def test_other_tokenizers_know_no_words(tmp_path: Path) -> None:
+    tiny.model(tmp_path, family="roberta")
+
+    assert at_once(Tokenizer(tmp_path), ["do it"]) is None
+
+
+# Long texts in pieces: nothing is lost, and words stay whole where they can.
+
+
+def test_pieces_end_between_words() -> None:
+    words = [0, 0, 1, 2, 2, 2, 3, 4]
+    assert split_ids(range(8), words, 4) == [[0, 1, 2], [3, 4, 5, 6], [7]]
+    assert split_ids(range(8), words, 8) == [list(range(8))]
+    assert split_ids([], [], 4) == [[]]
+    assert split_ids(range(7), [0] * 7, 3) == [[0, 1, 2], [3, 4, 5], [6]]  # a word longer than a piece is cut
+
+
+def test_all_of_a_text_is_in_its_pieces(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    text = "the weirs hold the quick waters back until there is enough of it, and let it go at once " * 6
+    pieces = tokenizer.split(text, TokenRule(16))
+    assert not isinstance(pieces, InvalidRequest)
+    found = [ids(piece) for piece in pieces]
+    assert all(len(piece) <= 16 and piece[0] == 2 and piece[-1] == 3 for piece in found)
+    whole = ids(tokenizer.encode([text], TokenRule(10_000))[0])[1:-1]
+    assert [number for piece in found for number in piece[1:-1]] == whole
+    assert tokenizer.split("do it", TokenRule(16)) == tokenizer.encode(["do it"], TokenRule(16))
+
+
+WORDS = ["the", "weirs", "hold", "the", "Quick", "waters", "back", "until", "there", "is", "enough", "of", "it"] * 4
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_words_are_split_as_they_are_read(family: str, whole_words: bool, tmp_path: Path) -> None:
+    tokenizer, rule = Tokenizer(tiny.model(tmp_path, family)), partial(TokenRule, whole_words=whole_words)
+    pieces = tokenizer.split(WORDS, rule(16))
+    assert not isinstance(pieces, InvalidRequest)
+    found = [ids(piece) for piece in pieces]
+    assert all(len(piece) <= 16 for piece in found)
+    (read,) = tokenizer.encode([WORDS], rule(10_000))
+    assert [number for piece in found for number in piece[1:-1]] == ids(read)[1:-1]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_longer_of_two_texts_is_split_beside_the_other(place: int, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    long, short = " ".join(WORDS), "do it right"
+    pair = (long, short) if place == 0 else (short, long)
+    whole = ids(tokenizer.encode([long], TokenRule(10_000))[0])[1:-1]
+    beside = ids(tokenizer.encode([short], TokenRule(16))[0])[1:-1]
+    pieces = tokenizer.split(pair, TokenRule(16))
+    assert not isinstance(pieces, InvalidRequest) and not any(piece.truncated for piece in pieces)
+    joined: list[int] = []
+    for piece in pieces:
+        numbers = ids(piece)
+        parts = [numbers[1 : piece.second - 1], numbers[piece.second : -1]]
+        assert len(numbers) <= 16 and parts[1 - place] == beside
+        joined += parts[place]
+    assert joined == whole
+    assert tokenizer.split((short, short), TokenRule(16)) == tokenizer.encode([(short, short)], TokenRule(16))
+    again = Tokenizer(tokenizer.directory, TokenizerOptions(pair_separator="|||"))
+    assert again.split(f"{pair[0]} ||| {pair[1]}", TokenRule(16)) == pieces
+    assert again.split([*pair[0].split(), "|||", *pair[1].split()], TokenRule(16)) == pieces
+
+
+def test_of_two_long_texts_the_one_beside_is_cut_to_half_of_the_room(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    long, longer = " ".join(WORDS[:20]), " ".join(WORDS)
+    pieces = tokenizer.split((long, longer), TokenRule(16))
+    assert not isinstance(pieces, InvalidRequest)
+    kept = ids(tokenizer.encode([long], TokenRule(10_000))[0])[1:7]  # of 16 - 3 tokens
+    assert all(piece.truncated and ids(piece)[1 : piece.second - 1] == kept for piece in pieces)
+
+
+def test_texts_that_cannot_be_split(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    assert "token ids are not split" in str(tokenizer.split([2, 5, 3], TokenRule(16)))
+    assert "must leave room" in str(tokenizer.split(("a", "b"), TokenRule(3)))
+    assert "is empty" in str(tokenizer.split("", TokenRule(16)))
+    for text in (
+        "a" * (reading.MOST_SPLIT + 1),
+        ["a"] * (reading.MOST_SPLIT + 1),
+        ("b", "a" * (reading.MOST_SPLIT + 1)),
+    ):
+        assert f"must have at most {reading.MOST_SPLIT} to be read in pieces" in str(
+            tokenizer.split(text, TokenRule(16))
+        )
+
+
+def test_shares_fill_the_room_and_take_from_the_longer() -> None:
+    for first, second, room in itertools.product(range(1, 9), range(1, 9), range(2, 12)):
+        kept, other = pair_lengths(first, second, room)
+        assert kept + other == min(first + second, room)
+        if first + second > room:
+            assert abs(kept - other) <= 1 or (kept == first < other) or (other == second < kept)
+
+
+# Token ids that the model's own tokenizer would not make of the text that they stand for.
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def of_family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Read the tokenizer of a small model."""
+    return read_checkpoint(tiny.model(tmp_path_factory.mktemp("foreign"), request.param)).tokenizer()
+
+
+def ids_of(of_family: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text, special ones included."""
+    (found,) = of_family.encode([text], TokenRule(32))
+    assert isinstance(found, Tokenized)
+    assert not found.foreign
+    return [int.from_bytes(found.ids[at : at + 4], "little") for at in range(0, len(found.ids), 4)]
+
+
+def test_ids_that_the_tokenizer_has_made_are_its_own(of_family: Tokenizer) -> None:
+    own = ids_of(of_family, "the river")
+    special = len(of_family.template.first) + len(of_family.template.last)
+    bare = own[len(of_family.template.first) : len(own) - len(of_family.template.last)]
+    found = of_family.encode([own, bare, own[:-1], [*own, *own], own[:1]], TokenRule(64))
+    assert special > 0
+    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [False] * 5
+
+
+def test_ids_that_it_would_not_make_are_foreign(of_family: Tokenizer) -> None:
+    first, last = list(of_family.template.first), list(of_family.template.last)
+    known = of_family.vocabulary
+    letters = [
+        known["r"],
+        *(known.get(f"##{letter}", known[letter]) for letter in "ight"),
+    ]  # "right" is one token, or two
+    found = of_family.encode([letters, [*first, *letters, *last]], TokenRule(64))
+    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [True, True]
+
+
+# tokenizer.py with inputs that are long, and made to be dear: what the model does not read costs neither time nor memory.
+
+
+# Prints how many bytes of memory it takes to tokenize what `text` makes.
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from weir.text_models.texts import TokenRule
+from weir.text_models.tokenizer import Tokenizer
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+tokenizer = Tokenizer(Path(sys.argv[1]))
+tokenizer.encode([[1, 2, 3], ["a", "b"]], TokenRule(32))
+text = {text}
+before = peak()
+tokenizer.encode([text], TokenRule(32))
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("text", ["[10, 11] * 500_000", '["abab", "baba"] * 200_000'], ids=["ids", "words"])
+def test_of_many_ids_and_words_those_are_tokenized_that_the_model_reads(text: str, kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEASURED.format(text=text), str(tiny.model(tmp_path, kind))]
+    measured = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(measured.stdout) < 50_000_000
+
+
+def spent(work: Callable[[], object]) -> float:
+    """Return how many seconds of CPU time `work` takes."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def test_pairs_are_found_in_time_that_grows_with_the_text() -> None:
+    texts = " ||| " * 40_000, "a" * 100_000 + "|||", " " * 200_000 + "|||" + " " * 200_000, "a ||| " * 40_000
+    assert spent(lambda: [parse_text(text, "|||", 10) for text in texts]) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a ||| b ||| c", ("a ||| b", "c")),
+        ("a ||| ", ("a ||| ",)),
+        (" ||| b", (" ||| b",)),
+        ("a ||| b ||| ", ("a", "b |||")),
+        ("  a  |||  b\n", ("a", "b")),
+        ("a|||b", ("a|||b",)),
+        ("a ||| ||| b", ("a |||", "b")),
+        ("|||", ("|||",)),
+        (" ||| ", (" ||| ",)),
+    ],
+)
+def test_a_pair_is_cut_at_the_last_separator_with_text_on_both_sides(text: str, parts: tuple[str, ...]) -> None:
+    assert parse_text(text, "|||", 10).texts == parts
+
+
+def test_words_that_are_almost_too_long_are_read_once() -> None:
+    text = ("a" * (reading.LONGEST_WORD - 1) + " ") * 300
+    assert spent(lambda: reading.LONG_WORD.sub("", text)) < 2.0
+    assert reading.LONG_WORD.sub("<>", f"{text}{'b' * reading.LONGEST_WORD} c") == f"{text}<> c"
+
+
+def test_words_without_tokens_do_not_end_a_list_of_words(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path)
+    tokenizer, whole = Tokenizer(directory), Tokenizer(directory, TokenizerOptions(special_tokens=False))
+    words = ["\u200b"] * 500 + ["a", "b"]
+    for each in (tokenizer, whole):
+        assert each.encode([words], TokenRule(8)) == each.encode([["a", "b"]], TokenRule(8))

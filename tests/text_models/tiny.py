@@ -142,6 +142,23 @@ def sentence_files(
     return directory
 
 
+def change(path: Path, **values: Any) -> Path:
+    """Change keys of a JSON file, and return its folder; None takes one out."""
+    now = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in now.items() if value is not None}))
+    return path.parent
+
+
+def answering(directory: Path) -> Path:
+    """Have two words of a model's vocabulary be yes and no."""
+    path = directory / "tokenizer.json"
+    made = json.loads(path.read_text())
+    for word, answer in (("water", "yes"), ("mill", "no")):
+        made["model"]["vocab"][answer] = made["model"]["vocab"].pop(word)
+    path.write_text(json.dumps(made))
+    return directory
+
+
 def configuration(family: str, layers: int, labels: int, vocabulary: int) -> dict[str, Any]:
     """Return a config.json of the family."""
     named: dict[str, Any] = {"id2label": {str(label): f"LABEL_{label}" for label in range(labels)}} if labels else {}

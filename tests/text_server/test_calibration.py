@@ -20,7 +20,7 @@ from weir.text_server.calibration import Budget, MeasuringRounds, Size, TextsToM
 
 
 def budget(
-    folder: Path, noise: Callable[[], float] = lambda: 1.0, max_length: int = 256, **more: Any
+    folder: Path, noise: Callable[[], float] = lambda: 1.0, **more: Any
 ) -> tuple[Budget, list[tuple[float, str]]]:
     """Ask for a budget in virtual time; return it, and the progress that was shown.
 
@@ -37,7 +37,7 @@ def budget(
 
     options: dict[str, Any] = {"safe_tokens": 512, "identity": {"model": "a"}, "folder": folder} | more
     options |= {"executor": FakeExecutor(answer), "clock": clock}
-    texts = TextsToMeasure(max_length)
+    texts = TextsToMeasure(256)
     return asyncio.run(budget_for(Summing, {}, texts, progress=lambda *each: shown.append(each), **options)), shown
 
 
@@ -119,34 +119,43 @@ def test_what_was_measured_while_much_else_ran_is_kept_with_its_doubt(
     assert budget(tmp_path)[0] != found
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sizes are measured."""
+    monkeypatch.setattr(calibration, "MAX_ROWS", 2)
+
+
+@pytest.mark.usefixtures("brief")
 def test_the_measurements_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MAX_KEPT", 2)
     names = [{"model": name} for name in "abc"]
     for place, name in enumerate(names[:2], start=1):
         before = set(tmp_path.iterdir())
-        budget(tmp_path, max_length=8, identity=name)
+        budget(tmp_path, identity=name)
         (made,) = set(tmp_path.iterdir()) - before
         os.utime(made, (place, place))
-    assert budget(tmp_path, max_length=8, identity=names[0])[1] == []  # used once more
-    assert budget(tmp_path, max_length=8, identity=names[2])[1] != []
+    assert budget(tmp_path, identity=names[0])[1] == []  # used once more
+    assert budget(tmp_path, identity=names[2])[1] != []
     assert len(list(tmp_path.iterdir())) == 2
-    assert budget(tmp_path, max_length=8, identity=names[0])[1] == []
-    assert budget(tmp_path, max_length=8, identity=names[1])[1] != []
+    assert budget(tmp_path, identity=names[0])[1] == []
+    assert budget(tmp_path, identity=names[1])[1] != []
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"budget": {"more": 1}}', '{"budget": 3}'])
-def test_what_cannot_be_read_is_measured_anew(tmp_path: Path, text: str) -> None:
-    budget(tmp_path, max_length=8)
+@pytest.mark.usefixtures("brief")
+def test_what_cannot_be_read_is_measured_anew(tmp_path: Path) -> None:
+    budget(tmp_path)
     (file,) = tmp_path.iterdir()
-    file.write_text(text)
-    assert budget(tmp_path, max_length=8)[1] != []
-    assert budget(tmp_path, max_length=8)[1] == []
+    for text in ("", "{}", '{"budget": {"more": 1}}', '{"budget": 3}'):
+        file.write_text(text)
+        assert budget(tmp_path)[1] != []
+        assert budget(tmp_path)[1] == []
 
 
+@pytest.mark.usefixtures("brief")
 def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for _ in range(2):
-        assert budget(tmp_path / "file", max_length=8)[1] != []
+        assert budget(tmp_path / "file")[1] != []
 
 
 def timings(price: float, each: float, slower_from: int = 10**9) -> list[Timed]:

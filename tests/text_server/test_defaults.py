@@ -1,6 +1,5 @@
 """What is served of a directory that nothing is said about: the pooling that sentence-transformers chooses, in a line that says why."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,7 @@ BARE = "its files state no pooling, which --pooling and --layers choose"
 
 def decoder(directory: Path, name: str = "Qwen3ForCausalLM", **more: Any) -> Path:
     """Write a decoder whose vocabulary has yes and no."""
-    tiny.model(directory, "qwen3", architectures=[name], max_position_embeddings=1024, **more)
-    path = directory / "tokenizer.json"
-    made = json.loads(path.read_text())
-    for word, answer in (("water", "yes"), ("mill", "no")):
-        made["model"]["vocab"][answer] = made["model"]["vocab"].pop(word)
-    path.write_text(json.dumps(made))
-    return directory
+    return tiny.answering(tiny.model(directory, "qwen3", architectures=[name], max_position_embeddings=1024, **more))
 
 
 def said(checkpoint: Checkpoint, **settings: Any) -> tuple[Pooling, tuple[int, ...], str]:

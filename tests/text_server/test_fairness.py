@@ -90,25 +90,6 @@ async def test_who_has_one_sentence_waits_three_batches_at_most(places: int) -> 
         assert served.texts["a"] > 300
 
 
-async def test_a_large_request_goes_on_among_small_ones() -> None:
-    async with bench() as served:
-        large, turn = served.send("l", 40), 0
-        while not large.done():
-            for number in range(ROWS):
-                served.send(chr(ord("A") + (turn * ROWS + number) % 26), 1)
-            await served.batch()
-            turn += 1
-        assert turn < 60 and served.texts["l"] == 40 and sum(served.texts.values()) > 120
-
-
-async def test_what_a_large_request_has_in_the_queue_is_bounded() -> None:
-    async with bench() as served:
-        served.send("a", 20_000)
-        for _ in range(10):
-            await served.batch()
-            assert served.encoder._service.control.state()["waiting"] <= served.encoder.window == 256
-
-
 @pytest.mark.parametrize("size", spread([17, 15, 20]))
 def test_there_is_no_step_in_how_long_requests_take(size: int) -> None:
     seen = sharing.beside(size)

@@ -10,7 +10,6 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tests.late import openai
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
 
@@ -96,16 +95,6 @@ async def test_the_fast_path_answers_as_the_application_does() -> None:
             assert (found[0], fast.heard) == (found[1], slow.heard), (path, said)
 
 
-async def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
-    async with served(HashingEncoder()) as server:
-        for count in (1, SMALL_REQUEST, MAX_TEXTS, 1):
-            answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
-            assert len(answer.json()["data"]) == count
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            await client.embeddings.create(model="hashing", input="a")
-    assert not handed_over
-
-
 @pytest.mark.parametrize(("said", "headers"), [
     ({"input": [f"text {place}" for place in range(SMALL_REQUEST + 1)]}, []),
     ({"input": "a" * 40_000}, []),
@@ -130,15 +119,6 @@ async def test_what_is_more_than_that_is_left_to_the_application(
         assert (await answer_on(reader))[0] == 200
         assert [heard.texts for heard in encoders[0].heard][-1] == ["next"]
     assert len(handed_over) == 1
-
-
-async def test_requests_behind_one_another_are_answered_in_order(handed_over: list[bytes]) -> None:
-
-    async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-        writer.write(b"".join(request(ENCODE, {"id": place, "texts": ["a"]}) for place in range(5)))
-        for place in range(5):
-            assert json.loads((await answer_on(reader))[2])["id"] == place
-    assert not handed_over
 
 
 async def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:

@@ -102,15 +102,6 @@ def test_every_endpoint_gives_the_same_vectors(
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(http.get("/openapi.json").json()["paths"])
 
 
-def test_tokens_are_shown_and_joined_and_the_model_is_described(http: httpx.Client) -> None:
-    shown = http.post("/tokenize", json={"inputs": "then do it right", "prompt_name": "query"}).json()
-    assert http.post("/decode", json={"ids": [each["id"] for each in shown[0]]}).json() == ["do : then do it right"]
-    info = http.get("/info").json()
-    assert info["model_id"] == "small" and info["max_input_length"] == 8
-    wrong = http.post("/rerank", json={"query": "a", "texts": ["b"]})
-    assert (wrong.status_code, wrong.json()["error_type"]) == (424, "Backend")
-
-
 def test_token_ids_that_cannot_be_decoded_are_named_by_their_field(http: httpx.Client) -> None:
     answer = http.post("/decode", json={"ids": [[5], [5, -1]]})
     assert (answer.status_code, answer.json()["error"][:27]) == (422, "ids[1][1]: must be a token ")

@@ -298,3 +298,26 @@ def test_the_command_of_tei_serves(tmp_path: Path) -> None:
             assert http.post("/v1/embeddings", json={"input": "a", "model": "team/bge"}).json()["model"] == "team/bge"
             refused = http.post("/embed", json={"inputs": ["a", "b", "c"]})
             assert (refused.status_code, refused.json()["error_type"]) == (413, "Validation")
+
+
+# What follows from the settings of texts, and which are refused.
+
+
+@subcases(("kind", "said", "rule"), [
+    (TextSettings, {"pooling": "median"}, "pooling='median': must be one of none, max, mean"),
+    (TextSettings, {"layers": [-1, -1]}, r"layers=\[-1, -1\]: must be counted from the end"),
+    (TextSettings, {"layers": [1]}, r"layers=\[1\]: must be counted from the end"),
+    (TextSettings, {"max_length": 2}, "max_length=2: must be 3 or more"),
+    (TextSettings, {"dimensions": 0}, "dimensions=0: must be 1 or more"),
+    (ComputingSettings, {"runtime": "jax"}, "runtime='jax': must be one of onnx, torch"),
+    (ComputingSettings, {"precision": "bf16"}, "only torch computes in bf16"),
+    (ComputingSettings, {"precision": "int8", "runtime": "torch"}, "only onnx computes in int8"),
+    (ComputingSettings, {"device_map": ["cpu", "tpu"]}, r"device_map=\['cpu', 'tpu'\]: each must be auto, cpu, cuda"),
+    *((ComputingSettings, {"device_map": [name]}, "each must be auto, cpu, cuda") for name in ("cuda:", "cuda:x", "")),
+    (ComputingSettings, {"compile": True}, "only torch compiles"),
+    (ComputingSettings, {"gpu_memory_fraction": 1.5}, "must be greater than 0 and at most 1"),
+    (CallerSettings, {"max_texts": 0}, "max_texts=0: must be 1 or more"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(kind: Any, said: dict[str, Any], rule: str) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        kind(**said)

@@ -69,13 +69,6 @@ def test_the_file_configures_a_model(tmp_path: Path) -> None:
     assert (service.facts.model.examples, service.facts.model.warmup_sizes) == ((3, 4), (1, 4))
 
 
-def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> None:
-    write(tmp_path, {"one/1/model.py": plain(), "one/config.toml": "max_batch_size = 4\nworkers = 2"})
-    around = {"max_batch_size": 9, "timeout": 3.0}
-    folder = FolderRepository(tmp_path, read_model_table, lambda own: {**around, **own, "workers": 1})
-    assert folder.read("one").versions[0].settings == {"max_batch_size": 4, "timeout": 3.0, "workers": 1}
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -173,15 +166,6 @@ def test_a_folder_of_one_model_is_a_repository_of_it(tmp_path: Path) -> None:
     write(tmp_path, {"flat/model.py": plain(), "flat/config.pbtxt": ""})
     said = refused(several, "flat")
     assert "flat/config.pbtxt: model.py: must be in the folder of a version: mkdir 1 && mv model.py 1/" in said
-
-
-def test_a_model_may_be_in_the_folder_of_its_owner(tmp_path: Path) -> None:
-    write(tmp_path, {"owner/one/1/model.py": plain(), "two/1/model.py": plain(), "owner/three/config.toml": ""})
-    write(tmp_path, {"owner/four/config.pbtxt": 'name: "four"', "owner/four/1/model.py": plain()})
-    repository = FolderRepository(tmp_path, read_model_table)
-    assert sorted(repository.names()) == ["owner/four", "owner/one", "owner/three", "two"]
-    assert [model.name for model in repository.read("owner/four").versions] == ["owner/four"]
-    assert "owner/one" in repository.models_of(tmp_path / "owner" / "one" / "1" / "model.py")
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -320,15 +304,6 @@ async def test_what_has_settled_is_loaded_and_what_has_gone_is_unloaded(tmp_path
         await told.manager.unload_model("one")
         await told.watcher.step([tmp_path / "one"])  # it is not running, and was known before: nobody asked for it
         assert list(told.registry.services) == []
-
-
-async def test_a_model_that_breaks_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with Told(tmp_path) as told:
-        before = told.registry.get("one")
-        write(tmp_path, {"one/1/model.py": plain("b")[:-9]})
-        await told.watcher.step([tmp_path / "one"])
-        assert told.registry.get("one") is before
-        assert "model 'one' has changed, but failed to load" in caplog.text
 
 
 async def test_a_new_model_that_does_not_load_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

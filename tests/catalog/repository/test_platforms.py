@@ -3,23 +3,22 @@
 Models that are ONNX files: names and shapes come from the file.
 """
 
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
-from tests.catalog.repository.graphs import ask, double, onnx_file
+from onnx import TensorProto, helper, numpy_helper
+from tests.catalog.repository.graphs import ask, double, node, onnx_file
 from tests.catalog.repository.shelf import plain, services, write
 
 from weir import Model, SettingsError
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
+from weir.catalog.repository.onnx_model import describe, joins_rows, open_session
 from weir.catalog.sources import ModelToServe
-from weir.workers import source
 
 
 class Table:
@@ -63,15 +62,6 @@ def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> No
         services(folder, "one")
 
 
-WITH_NEIGHBOUR = """
-import weir
-from neighbour import ANSWER
-import relative
-
-class Plain(weir.Model):
-    def predict(self, batch):
-        return [[ANSWER, relative.NUMBER] for _ in batch]
-"""
 TENSORS = """
 import weir
 
@@ -85,20 +75,6 @@ inputs = [{{name = "IN", datatype = "FP32", shape = {shape}}}]
 outputs = [{{name = "OUT", datatype = "FP32", shape = [-1, 3]}}]
 """
 IN_CLASS = "inputs = (weir.Tensor('IN', 'FP32', (-1, 3)),)\n    outputs = (weir.Tensor('OUT', 'FP32', (-1, 3)),)"
-
-
-async def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
-    files = {}
-    for version in ("1", "2"):
-        files[f"one/{version}/model.py"] = WITH_NEIGHBOUR
-        files[f"one/{version}/neighbour.py"] = f"ANSWER = 'v{version}'"
-        files[f"one/{version}/relative.py"] = f"NUMBER = {version}"
-    folder = write(tmp_path, files)
-    for version, service in zip(("1", "2"), services(folder, "one"), strict=True):
-        async with service:
-            assert await service.infer(0) == [f"v{version}", int(version)]
-        source.release(service.generation)
-    assert "neighbour" not in sys.modules and str(tmp_path / "one" / "1") not in sys.path
 
 
 async def test_a_model_that_changes_is_loaded_anew_and_one_that_breaks_is_not(tmp_path: Path) -> None:
@@ -275,3 +251,51 @@ def test_what_cannot_be_tried_is_a_batch_by_its_names(tmp_path: Path) -> None:
 def graph_of(nodes: list[Any], shape: tuple[Any, ...], constants: list[Any]) -> bytes:
     """Return a file of these nodes, from x to y, which have the same shape."""
     return onnx_file(nodes, {"x": shape}, {"y": shape}, constants)
+
+
+# Whether rows can be joined is tried with made-up ones: what mixes them is found out.
+
+
+F, N, S = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
+WEIGHTS = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+ONES = np.ones(3, np.float32)
+
+
+CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], bool | None]] = {
+    "product": ([node("MatMul", "x w", "y")], {"x": (F, ("n", 8))}, {"y": (F, ("n", 4))}, True),
+    "places": ([node("Gather", "w x", "y")], {"x": (N, ("n", "s"))}, {"y": (F, ("n", "s", 4))}, True),
+    "softmax of rows": ([node("Softmax", "x", "y", axis=1)], {"x": (F, ("n", "m"))}, {"y": (F, ("n", "m"))}, True),
+    "softmax of all": ([node("Softmax", "x", "y", axis=0)], {"x": (F, ("n",))}, {"y": (F, ("n",))}, False),
+    "numbers": ([node("Add", "x x", "y")], {"x": (F, ("n",))}, {"y": (F, ("n",))}, True),
+    "classes": ([node("ArgMax", "x", "y", axis=1, keepdims=0)], {"x": (F, ("n", 8))}, {"y": (N, ("n",))}, True),
+    "found": ([node("NonZero", "x", "z"), node("Transpose", "z", "y")], {"x": (F, ("n", 8))}, {"y": (N, ("k", 2))}, False),
+    "chance": ([node("RandomUniformLike", "x", "y")], {"x": (F, ("n", 8))}, {"y": (F, ("n", 8))}, None),
+    "texts": ([node("Identity", "x", "y")], {"x": (S, ("n", 2))}, {"y": (S, ("n", 2))}, True),
+    "images": ([node("BatchNormalization", "x o o o o", "y")], {"x": (F, ("n", 3, "h", "w"))}, {"y": (F, ("n", 3, "h", "w"))}, True),
+    "centred": (
+        [node("ReduceMean", "x", "m", axes=[0], keepdims=1), node("Sub", "x m", "y")],
+        {"x": (F, ("n", 8))}, {"y": (F, ("n", 8))}, False,
+    ),
+    "quantized": (
+        [node("DynamicQuantizeLinear", "x", "q s z"), node("DequantizeLinear", "q s z", "d"), node("MatMul", "d w", "y")],
+        {"x": (F, ("n", 8))}, {"y": (F, ("n", 4))}, True,
+    ),
+    "both": ([node("Add", "x z", "y")], {"x": (F, ("n", 8)), "z": (F, ("n", 8))}, {"y": (F, ("n", 8))}, True),
+    "crossed": ([node("MatMul", "x z", "y")], {"x": (F, ("n", "k")), "z": (F, ("l", "m"))}, {"y": (F, ("n", "m"))}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_joined_where_they_are_answered_as_alone(name: str, tmp_path: Path) -> None:
+    nodes, inputs, outputs, expected = CASES[name]
+    used = {each for one in nodes for each in one.input}
+    constants = [numpy_helper.from_array(array, key) for key, array in {"w": WEIGHTS, "o": ONES}.items() if key in used]
+    made = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(key, *kind) for key, kind in inputs.items()],
+        [helper.make_tensor_value_info(key, *kind) for key, kind in outputs.items()], constants,
+    )  # fmt: skip
+    path = tmp_path / "model.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    path.write_bytes(helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString())
+    session = open_session(str(path), 1, optimize=False)
+    assert joins_rows(session, describe(session)["inputs"]) is expected

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.text_models import tiny, tiny_tokens
+from tests.text_models import tiny_tokens
 from tests.text_models.graph.running import cosines
 from tests.text_models.graph.test_heads import modules
 from tests.text_models.opening import results
@@ -78,7 +78,3 @@ def test_what_cannot_be_right_is_refused(arrays: dict[str, Any], rule: str, tmp_
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="they are of different models"):
         read_checkpoint(static(tmp_path, embeddings=np.zeros((5, 4), np.float32))).tokenizer()
-
-
-def test_other_models_are_read_as_before(tmp_path: Path) -> None:
-    assert not read_checkpoint(tiny.sentence_model(tmp_path)).layout.static

@@ -11,7 +11,6 @@ from weir.text_models import WITH_HEAD, Pooling, Recipe
 
 FAMILIES = tiny.FAMILIES
 VOCABULARY, LABELS = 90, 3
-FEW = 4  # sentences of the real model with every pooling
 LONGEST = {"mpnet": 160}  # beyond the distance from which all are the same
 HEADS = (Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
 
@@ -29,7 +28,7 @@ def cases(family: str) -> list[Case]:
         Case(pooling.value, Recipe(pooling))
         for pooling in Pooling
         if not (family == "distilbert" and pooling is Pooling.POOLER)
-        and pooling is not Pooling.HIERARCHICAL  # no library has it: test_hierarchical.py
+        and pooling is not Pooling.HIERARCHICAL  # no library has it: test_building.py
         and pooling is not Pooling.LOGITS  # what the other heads are made of
         and pooling not in WITH_HEAD  # heads of their own, which these models lack: test_heads.py
     ]

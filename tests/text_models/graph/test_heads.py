@@ -33,9 +33,7 @@ def with_weights(directory: Path, more: dict[str, Array], **config: Any) -> Path
     """Add weights and keys of config.json to a model."""
     weights = load_file(directory / "model.safetensors")
     tiny.save(directory / "model.safetensors", {**weights, **more})
-    values = json.loads((directory / "config.json").read_text()) | config
-    (directory / "config.json").write_text(json.dumps(values))
-    return directory
+    return tiny.change(directory / "config.json", **config)
 
 
 def modules(directory: Path, *named: tuple[str, str], **configs: dict[str, Any]) -> Path:
@@ -289,14 +287,9 @@ def test_a_classifier_on_the_last_token_passes_over_appended_padding(family: str
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_how_much_likelier_yes_is_than_no(family: str, tmp_path: Path) -> None:
-    directory = tiny.model(tmp_path / "model", family, max_position_embeddings=1024)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    words = tokenizer["model"]["vocab"]
-    # Two words of the vocabulary become yes and no.
-    for word, answer in (("water", "yes"), ("mill", "no")):
-        words[answer] = words.pop(word)
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    directory = tiny.answering(tiny.model(tmp_path / "model", family, max_position_embeddings=1024))
     checkpoint = read_checkpoint(directory)
+    words = checkpoint.tokenizer().vocabulary
     table = load_file(directory / "model.safetensors")["embed_tokens.weight"]
     pair = ("what is it", "it is a weir")
     (found,) = results(directory, [pair], tmp_path, pooling="yes-no", max_length=1024)

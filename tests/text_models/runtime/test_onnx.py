@@ -1,6 +1,5 @@
 """ONNX files of a repository: the vectors are those of the same network computed from its weights, and what cannot be served is refused in one line."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -24,12 +23,6 @@ from weir.text_models.checkpoint.onnx_files import file_names, is_computed, want
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it"]
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
-
-
-def edited(directory: Path, **config: Any) -> Path:
-    values = json.loads((directory / "config.json").read_text()) | config
-    (directory / "config.json").write_text(json.dumps(values))
-    return directory
 
 
 def vectors(directory: Path, cache: Path, *outputs: str, **options: Any) -> list[Any]:
@@ -107,7 +100,7 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = vectors(folder / "plain", folder)
-    model = edited(shutil.copytree(folder / "plain", tmp_path / "new"), model_type="funnel")
+    model = tiny.change(shutil.copytree(folder / "plain", tmp_path / "new") / "config.json", model_type="funnel")
     (model / "model.safetensors").unlink()
     whole, small = (model / "onnx" / name for name in ("model.onnx", "model_quantized.onnx"))
     quantization = onnxruntime.quantization
@@ -130,9 +123,10 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
 
 def test_which_file_is_wanted(tmp_path: Path) -> None:
     bert = tiny.model(tmp_path / "bert") / "config.json"
-    relative = edited(tiny.model(tmp_path / "relative"), position_embedding_type="relative_key") / "config.json"
+    relative, wrong = (tiny.model(tmp_path / name) / "config.json" for name in ("relative", "wrong"))
+    tiny.change(relative, position_embedding_type="relative_key")
     assert (is_computed(bert), is_computed(relative)) == (True, False)
-    wrong = edited(tiny.model(tmp_path / "wrong"), hidden_size="--runtime torch") / "config.json"
+    tiny.change(wrong, hidden_size="--runtime torch")
     assert is_computed(wrong)  # it is refused for its size, whatever the message says
     assert wanted_names("onnx", None, bert) == wanted_names("torch", None, relative) == ()
     assert wanted_names("onnx", None, relative) == wanted_names("onnx-file", None, bert) == ("model.onnx",)

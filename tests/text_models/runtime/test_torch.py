@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.text_models import tiny, tiny_tokens
-from tests.text_models.graph.running import highest_mean
 from tests.text_models.graph.test_heads import m3
 from tests.text_models.opening import results
 from tests.text_models.runtime.references import WITH_TORCH
@@ -121,17 +120,6 @@ def test_padding_that_is_written_out_counts_as_in_sentence_transformers(director
         assert cosine(vectors, wanted) > 0.999999, runtime
 
 
-def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(tiny.model(tmp_path / "plain"))
-    given = inputs(checkpoint.architecture.vocab_size, 0)
-    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), TORCH).run(given)[0]
-    for window in (1, 4, 9):
-        recipe = Recipe(Pooling.HIERARCHICAL, window=window)
-        vectors = open_runtime(checkpoint, recipe, TORCH).run(given)[0]
-        expected = [highest_mean(one[:count], window) for one, count in zip(tokens, (7, 12, 3), strict=True)]
-        assert np.allclose(vectors, expected, atol=1e-5)
-
-
 def test_several_poolings_are_joined(tmp_path: Path) -> None:
     plain = tiny.model(tmp_path / "plain")
     torch, onnx = both(plain, Recipe(Pooling.HIERARCHICAL, joined=(Pooling.MAX,), window=3), tmp_path)
@@ -193,9 +181,8 @@ def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path)
     for file in bert.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    auto_map = {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}
+    tiny.change(tmp_path / "config.json", model_type="mine", auto_map=auto_map)
     (tmp_path / "mine.py").write_text("raise SystemExit('this was run')")
     (tmp_path / "modules.json").unlink()
     with pytest.raises(SettingsError, match="transformers does not read it"):
@@ -237,8 +224,7 @@ def test_long_texts_are_cut_where_sentence_transformers_cuts_them(
     import sentence_transformers
 
     write(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": longest or 10**30}))
+    tiny.change(tmp_path / "tokenizer_config.json", model_max_length=longest or 10**30)
     tiny.sentence_files(tmp_path, pooling="lasttoken", truncate_dim=16)
     wanted = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
     vectors = np.stack(results(tmp_path, TEXTS, runtime="torch"))

@@ -8,34 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.text_models import tiny, tiny_tokens
+from tests.text_models import late_models, tiny, tiny_tokens
 from tests.text_models.graph.running import cosines
+from tests.text_models.late_models import DOCUMENTS, QUERIES, SEVERAL
 from tests.text_models.opening import results
-from tests.text_models.runtime.references import (
-    CLASSIFIERS,
-    EXACT,
-    FAMILIES,
-    LABELLERS,
-    READS,
-    SIZES,
-    SPARSE,
-    VOCABULARY,
-    WITH_TORCH,
-    save,
-)
+from tests.text_models.runtime import references
+from tests.text_models.runtime.references import EXACT, WITH_TORCH, save
+from tests.text_models.tokens.reading import ids
 
 from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
 from weir.text_models.runtime import Runtime, open_runtime
+from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, TokenRule
 
 pytestmark = WITH_TORCH
 
 POOLINGS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.CLS, Pooling.SEP, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=references.FAMILIES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("model"), request.param)
 
@@ -53,7 +46,7 @@ def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tm
 def drawn(*counts: int) -> list[TokenIds]:
     """Return texts of so many tokens, always the same."""
     chance = np.random.default_rng(5)
-    return [TokenIds(chance.integers(5, VOCABULARY, count).astype(np.int32), 0) for count in counts]
+    return [TokenIds(chance.integers(5, references.VOCABULARY, count).astype(np.int32), 0) for count in counts]
 
 
 def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtime:
@@ -63,8 +56,8 @@ def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtim
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        *((family, {}) for family in CLASSIFIERS),
-        *((family, {"classifier_pooling": each}) for family, reads in READS.items() for each in reads),
+        *((family, {}) for family in references.CLASSIFIERS),
+        *((family, {"classifier_pooling": each}) for family, reads in references.READS.items() for each in reads),
     ],
 )
 def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) 
         assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
 
 
-@pytest.mark.parametrize("family", SPARSE)
+@pytest.mark.parametrize("family", references.SPARSE)
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:
     import torch
@@ -128,10 +121,12 @@ def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
-    name, given = FAMILIES[family]
+    name, given = references.FAMILIES[family]
     (tmp_path / "network").mkdir()
     vocabulary = tiny_tokens.write(tmp_path / "network", "bert")
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **given, "vocab_size": vocabulary, "pad_token_id": 0})
+    config = getattr(transformers, f"{name}Config")(
+        **{**references.SIZES, **given, "vocab_size": vocabulary, "pad_token_id": 0}
+    )
     network = transformers.AutoModelForMaskedLM.from_config(config)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -150,7 +145,7 @@ def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy
         assert cosines(found, row.numpy()) >= EXACT
 
 
-@pytest.mark.parametrize("family", LABELLERS)
+@pytest.mark.parametrize("family", references.LABELLERS)
 def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     import torch
     import transformers
@@ -202,3 +197,108 @@ def test_integers_in_ranges_are_those_of_sentence_transformers(packing: Packing)
     ranges = np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32)
     expected = quantize_embeddings(vectors, precision=packing.value, ranges=ranges)
     np.testing.assert_array_equal(quantized(vectors, packing, ranges), expected)
+
+
+# Scores of pairs are those of sentence-transformers' CrossEncoder, whichever tokenizer a model has.
+
+
+PAIRS = [("First do it", "then do it right"), ("do", "the river rises and the mill turns"), ("who reads this", "time")]
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "deberta-v2"])
+@pytest.mark.parametrize(
+    ("tokens", "stated"),
+    [
+        ("bert", {}), ("bert", {"model_input_names": ["input_ids", "attention_mask"]}), ("bert", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("roberta", {}), ("xlm-roberta", {}),
+    ],
+)  # fmt: skip
+def test_pairs_have_the_types_that_the_tokenizer_gives(
+    family: str, tokens: str, stated: dict[str, Any], tmp_path: Path
+) -> None:
+    from sentence_transformers import CrossEncoder
+
+    vocabulary = tiny_tokens.write(tmp_path, tokens)
+    tiny.change(tmp_path / "tokenizer_config.json", **stated)
+    save(
+        tmp_path, family, kind="SequenceClassification", vocab_size=vocabulary, num_labels=1, type_vocab_size=2,
+        pad_token_id=1 if family == "roberta" else 0,
+    )  # fmt: skip
+    try:
+        theirs = CrossEncoder(str(tmp_path), device="cpu")
+    except TypeError:  # transformers makes no tokenizer of this class of these files
+        pytest.skip("transformers has no such tokenizer")
+    tokenizer = read_checkpoint(tmp_path).tokenizer()
+    theirs.tokenizer.pad_token = theirs.tokenizer.pad_token or "[PAD]"
+    if any(theirs.tokenizer(*pair)["input_ids"] != ids(tokenizer.encode([pair], TokenRule(512))[0]) for pair in PAIRS):
+        pytest.skip("transformers reads other tokens from these files")
+    expected = theirs.predict(PAIRS, activation_fn=None, batch_size=1)
+    found = np.concatenate(results(tmp_path, PAIRS))
+    import torch
+
+    assert np.abs(torch.sigmoid(torch.tensor(found)).numpy() - expected).max() < 1e-4
+    assert np.ptp(found) > 0.01
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_yes_no_is_the_score_of_logits(family: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    save(tiny.answering(tmp_path), family, kind="CausalLM", vocab_size=vocabulary, max_position_embeddings=1024)
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = read_checkpoint(tmp_path).tokenizer()
+    backend, words = tokenizer.backend, tokenizer.vocabulary
+    score = LogitScore(true_token_id=words["yes"], false_token_id=words["no"])
+    found = np.concatenate(results(tmp_path, PAIRS, pooling="yes-no", max_length=1024))
+    for (query, document), own in zip(PAIRS, found, strict=True):
+        text = JUDGE_PAIR.format(instruction=JUDGE_INSTRUCTION, query=query, document=document)
+        parts = backend.encode_batch([JUDGE_BEFORE, text, JUDGE_AFTER], add_special_tokens=False)
+        with torch.no_grad():
+            logits = network(torch.tensor([[number for part in parts for number in part.ids]])).logits
+        assert abs(float(score({"causal_logits": logits})["scores"].flatten()[0]) - own) < 1e-3
+    assert np.ptp(found) > 0.01
+
+
+# Vectors and scores of late interaction are those of sentence-transformers' MultiVectorEncoder, whichever library saved the model.
+
+
+@pytest.mark.parametrize(
+    ("saved", "settings"),
+    [
+        ("multi_vector", {}), ("multi_vector", {"query_expansion": {"strategy": "min", "length": 12, "attend": True}, "query_length": 20}),
+        ("multi_vector", {"query_expansion": None, "query_length": 12}),
+        ("pylate", {}), ("pylate", SEVERAL), ("pylate", {"prompts": {"query": "find: ", "document": "text: "}, "attend_to_expansion_tokens": True}),
+        ("stanford", {}), ("stanford", {"attend_to_mask_tokens": True, "mask_punctuation": False}),
+    ],
+)  # fmt: skip
+def test_queries_documents_and_their_scores(saved: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    directory = getattr(late_models, saved)(tmp_path, **settings)
+    theirs = MultiVectorEncoder(str(directory), device="cpu")
+    prompts = read_checkpoint(directory).prompts
+    queries = results(directory, QUERIES, prompt=prompts["query"])
+    documents = results(directory, DOCUMENTS, prompt=prompts["document"])
+    expected = theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)
+    for found, wanted in zip((queries, documents), expected, strict=True):
+        assert [len(each) for each in found] == [len(each) for each in wanted]
+        assert cosines(np.concatenate(found), np.concatenate([each.cpu().numpy() for each in wanted])).min() >= EXACT
+    scores = theirs.similarity(*expected).numpy()
+    pairs = [(query, document) for query in QUERIES for document in DOCUMENTS]
+    ours = np.concatenate(results(directory, pairs)).reshape(scores.shape)
+    assert np.abs(ours - scores).max() < 1e-4
+
+
+def test_an_empty_query_or_document(tmp_path: Path) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    directory = late_models.pylate(tmp_path)
+    theirs = MultiVectorEncoder(str(directory), device="cpu")
+    queries, documents = [*QUERIES[:2], ""], [*DOCUMENTS[:2], ""]
+    expected = theirs.similarity(theirs.encode_query(queries), theirs.encode_document(documents)).numpy()
+    pairs = [(query, document) for query in queries for document in documents if query or document]
+    ours = np.concatenate(results(directory, pairs))
+    assert np.abs(ours - expected.flatten()[:-1]).max() < 1e-4

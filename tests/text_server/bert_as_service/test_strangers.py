@@ -125,10 +125,10 @@ def test_scans_leave_nothing_behind(opened: Opened) -> None:
             stranger.close()
         opened.until(lambda: not opened.frontend._in.peers and not opened.frontend._out.peers)
 
-    scan(300)
+    scan(100)
     before = memory()
-    scan(2000)
-    assert memory() - before < 5 * MIB
+    scan(600)
+    assert memory() - before < 2 * MIB
     # The last of them may have been accepted only after the look at the peers.
     opened.until(lambda: opened.frontend._in.held == opened.frontend._out.held == 0)
     still_serves(opened)

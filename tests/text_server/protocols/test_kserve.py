@@ -14,7 +14,6 @@ import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
 from tests.rings import subcases
-from tests.served import COLD, Served
 from tests.text_models import tiny, tiny_tokens
 
 import weir.embedding
@@ -194,18 +193,6 @@ def test_raw_and_generated(http: httpx.Client, vectors: Any) -> None:
     assert str(float(vectors(["it"], dimensions=2)[0, 0]))[:6] in said
 
 
-def test_a_model_that_is_loaded_anew_answers_at_all_endpoints(tmp_path: Path) -> None:
-    model = tiny.sentence_model(tmp_path / "small")
-    # A process of its own: the model's code is read anew there too.
-    with Served(model, "--cache", tmp_path / "cache", "--no-calibrate", command="embed serve", env=COLD) as served:
-        url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
-        with HttpClient(url) as client, EmbeddingClient(url, check_length=False) as other:
-            before = other.encode(TEXTS)
-            client.load_model("small")
-            np.testing.assert_allclose(client.infer("small", texts(*TEXTS))["output"], before, atol=1e-6)
-            np.testing.assert_allclose(other.encode(TEXTS), before, atol=1e-6)
-
-
 def test_a_vector_for_each_token(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
     settings = SETTINGS | {"cache": str(tmp_path / "cache"), "pooling": "none"}
@@ -361,12 +348,6 @@ def test_headers_hold_as_at_the_native_endpoint_and_calls_are_counted(
     assert {f'weir_text_calls_total{{code="{code}",{of}}}' for code in (200, 400)} <= counted
     assert {f"weir_texts_truncated_total{{{of}}}", 'weir_sent_bytes_total{frontend="http",model="small"}'} <= counted
     assert 'weir_text_calls_total{code="200",frontend="http",model="small"}' in counted
-
-
-def test_a_long_list_is_answered_in_order(http: httpx.Client) -> None:
-    texts = [f"{'it ' * (number % 5)}do {number}" for number in range(40)]
-    answer = http.post("/infer/small/batch", json=texts)
-    np.testing.assert_allclose([each["output"] for each in answer.json()], expected(http, *texts), atol=1e-6)
 
 
 async def test_of_many_items_with_options_of_their_own_only_some_are_under_way() -> None:

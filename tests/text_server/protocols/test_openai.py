@@ -1,6 +1,5 @@
 """OpenAI's endpoints, asked by the stock client and by hand: vectors, errors, and their description."""
 
-import asyncio
 import base64
 import re
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ from tests.described import answer_faults, body_faults
 from tests.late import openai, openapi_spec_validator
 from tests.rings import subcases
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
-from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of, asked, described, post, served
+from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of, described, post, served
 
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.asgi import described_paths
@@ -57,18 +56,6 @@ async def test_the_stock_client_gets_the_vectors() -> None:
             answer = await client.embeddings.create(model="hashing", input=given, user="me", dimensions=3)
             assert {len(each.embedding) for each in answer.data} == {3}
             assert encoder.heard[-1] == (texts, TextQuery("openai", TextOptions(dimensions=3), client="me"))
-
-
-def test_the_stock_client_that_blocks_gets_them_too() -> None:
-    def block(url: str) -> Any:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
-            names = [model.id for model in client.models.list()]
-            return names, client.models.retrieve("second").id, client.embeddings.create(model="second", input=TEXTS[0])
-
-    encoders = HashingEncoder("first"), HashingEncoder("second")
-    names, name, answer = asked(lambda server: asyncio.to_thread(block, server.url), *encoders)
-    assert names == ["first", "second"] and name == "second"
-    np.testing.assert_array_equal(answer.data[0].embedding, EXPECTED[0])
 
 
 @subcases("field", ["encoding_format", "embedding_type"])
@@ -188,11 +175,6 @@ def test_a_text_that_was_cut_is_named(plain: Standing) -> None:
     assert refused.status_code == 400 and "input[1]: has 7 tokens" in error["message"]
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     assert "truncated" not in plain.post("/v1/embeddings", {"input": "short"}).json()
-
-
-def test_vectors_of_tokens_have_no_place_in_its_shape() -> None:
-    answer = post(PATH, {"input": "a b"}, HashingEncoder(per_token=True))
-    assert answer.status_code == 400 and "has no task embed; it has embed_all" in answer.json()["error"]["message"]
 
 
 async def test_calls_and_texts_are_counted() -> None:
