@@ -195,7 +195,7 @@ class App:
     ) -> HttpServer:  # fmt: skip
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
-        from weir.fronts.server import FrontMetrics, FrontsPlan, FrontsServer, rows_of
+        from weir.fronts.server import FrontMetrics, FrontsPlan, FrontsServer
 
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
@@ -211,7 +211,7 @@ class App:
         server = FrontsServer(
             site.kserve, site.asgi, plan, notified.observers, log=notified.log, websockets=site.websockets, route_handlers=handlers
         )  # fmt: skip
-        self._front_rows = lambda: rows_of(server.fronts)
+        self._front_rows = lambda: [each._asdict() for each in server.fronts]
         if site.exposition is not None:
             site.exposition.registry.register(FrontMetrics(lambda: server.fronts))
         return server

@@ -1,10 +1,11 @@
 """A real `weir serve --fronts 2`, and connections to a front of one's choice."""
 
+import json
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,10 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy
 import psutil
 from tests.frontends.http.sockets import FILES
 from tests.served import MODELS as SERVED_MODELS
-from tests.served import Served, until
+from tests.served import Served, still_running, until
 
 SQUARE = f"{SERVED_MODELS}:Square"
 TEMPLATE = "weir.fronts.front"  # what their template, and so they, were started to run
@@ -146,6 +148,13 @@ class Callers:
         least = sum(self.answered) + count
         until(lambda: sum(self.answered) > least)
 
+    def lose(self, victim: psutil.Process, count: int) -> None:
+        """Kill a process of the server, and return when there are two fronts, and so many more requests have been answered."""
+        victim.kill()
+        still_running([victim])
+        until(lambda: len(fronts_of(self._served)) == 2)
+        self.until_more(count)
+
     def _run(self, index: int) -> None:
         number = 1000 * index
         while not self._over.is_set():
@@ -164,6 +173,27 @@ class Callers:
 def is_squared(caller: Caller, number: int) -> bool:
     """Ask for the square of `number`; return whether it came."""
     return caller.ask("/infer/square", b"%d" % number) == (200, b"%d" % number**2)
+
+
+DATATYPES = {"<f4": "FP32", "<f8": "FP64"}
+
+
+def with_header(data: bytes, datatype: str, shape: Sequence[int], **more: Any) -> tuple[bytes, str]:
+    """Return the body and the header of a request with a binary tensor `a`."""
+    tensor = {"name": "a", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+    header = json.dumps({"inputs": [tensor], **more}).encode()
+    return header + data, f"Inference-Header-Content-Length: {len(header)}\r\n"
+
+
+def binary(array: numpy.ndarray[Any, Any], **more: Any) -> tuple[bytes, str]:
+    """Return the body and the header of a request with a binary tensor of numbers."""
+    return with_header(array.tobytes(), DATATYPES[array.dtype.str], array.shape, **more)
+
+
+def texts_of(*texts: bytes) -> tuple[bytes, str]:
+    """Return the body and the header of a request for texts twice."""
+    elements = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return with_header(elements, "BYTES", [len(texts)], parameters={"binary_data_output": True})
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tests.fronts.kit import (
     Caller,
     Gate,
     Increase,
+    binary,
     calling,
     connections_of,
     fronts_of,
@@ -30,6 +31,7 @@ from tests.fronts.kit import (
     outcomes,
     owners,
     squares_around_a_page,
+    texts_of,
 )
 from tests.rings import subcases
 from tests.served import Served, still_running, until, weir_here
@@ -44,25 +46,11 @@ TENSORS = {"inputs": [{"name": "a", "shape": [2, 2], "datatype": "FP32", "data":
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
 
 
-def binary(*arrays: numpy.ndarray[Any, Any], names: Any = "a", **more: Any) -> tuple[bytes, str]:
-    """Return the body and the header of a request with binary tensors."""
-    inputs = [
-        {"name": name, "shape": array.shape, "datatype": DATATYPES[array.dtype.str], "parameters": {"binary_data_size": array.nbytes}}
-        for name, array in zip(names, arrays, strict=True)
-    ]  # fmt: skip
-    header = json.dumps({"inputs": inputs} | more).encode()
-    body = header + b"".join(array.tobytes() for array in arrays)
-    return body, f"Inference-Header-Content-Length: {len(header)}\r\n"
-
-
-DATATYPES = {"<f4": "FP32", "<f8": "FP64"}
 ALL_BINARY: dict[str, Any] = {"parameters": {"binary_data_output": True}}
 IN_A_REGION = {
     "outputs": [{"name": "sum", "parameters": {"shared_memory_region": "mine", "shared_memory_byte_size": 8}}]
 }
 LONG = {"inputs": [{"name": "a", "shape": [2, 20_000], "datatype": "FP32", "data": [1.5] * 40_000}]}
-TEXTS_HEADER = b'{"inputs": [{"name": "a", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}], "parameters": {"binary_data_output": true}}'
-TEXTS = TEXTS_HEADER + b"\2\0\0\0hi\3\0\0\0you", f"Inference-Header-Content-Length: {len(TEXTS_HEADER)}\r\n"
 # What a front answers, on a connection that it keeps.
 KEPT = [
     ("/infer/square", b"3", ""),
@@ -70,7 +58,7 @@ KEPT = [
     ("/v2/models/add/infer", *binary(ROWS)),
     ("/v2/models/add/infer", *binary(ROWS, **ALL_BINARY)),
     ("/v2/models/add/infer", json.dumps(TENSORS | ALL_BINARY).encode(), ""),
-    ("/v2/models/texts/infer", *TEXTS),
+    ("/v2/models/texts/infer", *texts_of(b"hi", b"you")),
     ("/infer/square", b" " * 600_000 + b"3", ""),
     ("/v2/models/mean/infer", *binary(numpy.ones((2, 20_000), "<f4"), **ALL_BINARY)),
     ("/v2/models/mean/infer", json.dumps(LONG).encode(), ""),

@@ -15,11 +15,10 @@ import numpy
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES, until
-from tests.fronts.kit import MODELS, Caller, Callers, calling, fronts_of, workers_of
+from tests.fronts.kit import MODELS, Caller, Callers, binary, calling, fronts_of, workers_of
 from tests.fronts.models import Large, Rows, letters
 from tests.fronts.test_remote import MODEL
-from tests.served import Served, still_running
-from tests.served import until as wait_until
+from tests.served import Served
 
 from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
@@ -217,10 +216,8 @@ def is_large(caller: Caller, number: int) -> bool | None:
 
 def row_of(caller: Caller, number: float) -> bytes:
     """Return the rows that the server answers for one number, in binary."""
-    tensor = {"name": "a", "shape": [1, 1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
-    header = json.dumps({"inputs": [tensor], "outputs": [{"name": "row", "parameters": {"binary_data": True}}]}).encode()  # fmt: skip
-    headers = f"Inference-Header-Content-Length: {len(header)}\r\n"
-    return caller.ask("/v2/models/rows/infer", header + numpy.float32(number).tobytes(), headers)[1][-400_000:]
+    asked = binary(numpy.array([[number]], "<f4"), outputs=[{"name": "row", "parameters": {"binary_data": True}}])
+    return caller.ask("/v2/models/rows/infer", *asked)[1][-400_000:]
 
 
 def test_a_front_maps_the_arena_and_answers_what_one_front_would(served: Served) -> None:
@@ -235,12 +232,7 @@ def test_a_front_maps_the_arena_and_answers_what_one_front_would(served: Served)
 def test_outputs_are_kept_apart_while_fronts_and_workers_are_killed(served: Served) -> None:
     with Callers(served, 4, is_large, on_one=20) as callers:
         for kill_front in (True, False, True, False):
-            front, *_ = fronts_of(served)
-            victim = front if kill_front else workers_of(served)[0]
-            victim.kill()
-            still_running([victim])
-            wait_until(lambda: len(fronts_of(served)) == 2)
-            callers.until_more(40)
+            callers.lose((fronts_of if kill_front else workers_of)(served)[0], 40)
     assert callers.wrong == [] and all(callers.answered)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import MODELS, Caller, Callers, calling, fronts_of, metric, owners
-from tests.served import Served, still_running, until
+from tests.fronts.kit import MODELS, Caller, Callers, binary, calling, fronts_of, metric, owners, texts_of
+from tests.served import Served, until
 
 from weir.fronts.messages import Granted, PlaceFree, WantPlace
 from weir.fronts.passing import socket_pair
@@ -24,14 +24,7 @@ ROW = 4 * 20_000
 
 def body_of(*numbers: float) -> tuple[bytes, str]:
     """Return body and header of a request for the mean of rows that are full of one number each."""
-    rows = numpy.array(numbers, "<f4").repeat(20_000)
-    return with_header(rows.tobytes(), "FP32", [len(numbers), 20_000])
-
-
-def with_header(data: bytes, datatype: str, shape: list[int], **more: Any) -> tuple[bytes, str]:
-    tensor = {"name": "a", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
-    header = json.dumps({"inputs": [tensor], **more}).encode()
-    return header + data, f"Inference-Header-Content-Length: {len(header)}\r\n"
+    return binary(numpy.array(numbers, "<f4").repeat(20_000).reshape(-1, 20_000))
 
 
 def means(caller: Caller, *numbers: float) -> list[float]:
@@ -99,11 +92,7 @@ def test_bodies_are_kept_apart_while_fronts_are_killed(served: Served) -> None:
     before, descriptors = free_bytes(served), psutil.Process(served.process.pid).num_fds()
     with Callers(served, 4, has_its_means, on_one=20) as callers:
         for _ in range(3):
-            victim, *_ = fronts_of(served)
-            victim.kill()
-            still_running([victim])
-            until(lambda: len(fronts_of(served)) == 2)
-            callers.until_more(20)
+            callers.lose(fronts_of(served)[0], 20)
     assert callers.wrong == [] and all(callers.answered)
     until(lambda: free_bytes(served) == before)
     # The connection that has just asked for the metrics may have counted.
@@ -131,12 +120,6 @@ def test_a_model_without_an_arena_still_gets_large_bodies() -> None:
     in_threads = Served(f"{MODELS}:Mean", "--fronts", 2, "--executor", "thread")
     with in_threads as served, Caller(served.until_ready().url) as caller:
         assert [means(caller, 1.0), means(caller, 2.0)] == [[1.0], [2.0]]
-
-
-def texts_of(*texts: bytes) -> tuple[bytes, str]:
-    """Return body and header of a request for texts twice."""
-    elements = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    return with_header(elements, "BYTES", [len(texts)], parameters={"binary_data_output": True})
 
 
 def test_a_reload_while_long_bodies_arrive_is_answered_by_the_new_model(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.simulated.texts import left_in
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
 from weir.frontends.http.fast.shared import Clocks
+from weir.fronts.calls import FrontGrpc
 from weir.fronts.front import Front, FrontConfig, FrontEnds
 from weir.fronts.messages import ModelTable
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
@@ -321,8 +322,9 @@ def left_in_front(front: Front) -> dict[str, int]:
     left = {"requests": len(front._requests.open), "bytes in the account": front._account.held_bytes}
     for encoder in encoders_of(front):
         left |= left_in(encoder)
-    if front._grpc is not None and front._grpc._relay._channel is not None:
-        left |= {"calls that are passed on": len(front._grpc._relay._channel.calls)}
+    for each in front._frontends:
+        if isinstance(each, FrontGrpc) and each._relay._channel is not None:
+            left |= {"calls that are passed on": len(each._relay._channel.calls)}
     return left
 
 

@@ -22,7 +22,9 @@ async def test_what_a_front_counts_is_counted_once() -> None:
         clients.received("me", texts, frontend="openai")
         counts.answered("small", "openai", texts, 1)
         counts.transferred("small", "openai", 10, 20)
-    clients.received("you", 1, frontend="tei")
+    for client in ("you", "them"):
+        clients.received(client, 1, frontend="tei")
+    clients.passed_on("them", 1)  # the dispatcher receives it
     counts.refused("", "tei", 404)
     clients.warn_of_ids("me", 2, "small")
     counting.report()
@@ -39,7 +41,8 @@ async def test_what_a_front_counts_is_counted_once() -> None:
     assert samples["weir_texts_truncated_total", "small", "openai"] == 2
     assert moved == [("small", "openai", 20, 40)]
     found = whole.statistics()
-    assert (found["num_data_request"], found["num_total_seq"], found["num_total_client"]) == (3, 5, 2)
+    assert (found["num_data_request"], found["num_total_seq"], found["num_total_client"]) == (3, 5, 3)
+    assert {each["identity"]: each["num_request"] for each in whole.table()} == {"me": 2, "you": 1, "them": 0}
     assert found["max_size_per_request"] == 3 and found["min_last_two_interval"] >= 0
 
 
@@ -51,7 +54,7 @@ async def test_a_report_comes_by_itself() -> None:
 
 @subcases(
     "data",
-    [b"no", msgspec.msgpack.encode([[["a", "b", [1, 2]]], [], [], [], []]), msgspec.msgpack.encode([[], [], [["me", "tei", [1], []]], [], []])],
+    [b"no", msgspec.msgpack.encode([[["a", "b", [1, 2]]], [], [], [], [], []]), msgspec.msgpack.encode([[], [], [["me", "tei", [1], []]], [], [], []])],
 )  # fmt: skip
 def test_counts_that_are_none(data: bytes) -> None:
     clients = TextClients()

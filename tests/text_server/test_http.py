@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,14 +10,15 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
+from tests.text_server.hashing import DIMENSIONS, HashingEncoder, Heard, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
 
 from weir.messages import CURRENT_TRACE, Dispatch, Reason, Trace, Wakeup
-from weir.text_models.texts import TextOutput
+from weir.protocols.exchange import PassedOn
+from weir.text_models.texts import Text, TextOutput
 from weir.text_server.http import Listing, listing, send_listing
 from weir.text_server.requests import SMALL_REQUEST
-from weir.text_server.texts import TextFacts, TextQuery
+from weir.text_server.texts import Encoded, TextFacts, TextQuery
 
 OPENAI, ENCODE = "/v1/embeddings", "/encode"
 LONG = "one two three four five six seven"
@@ -275,3 +276,21 @@ async def test_who_does_not_read_on_has_nothing_more_written() -> None:
     gate.set()
     assert await sending == len(b"".join(bodies))
     assert msgspec.json.decode(b"".join(bodies)) == {"id": 1, "result": list(range(10))}
+
+
+class Elsewhere(HashingEncoder):
+    """Has another process respond to the first request."""
+
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
+        if not self.heard:
+            self.heard.append(Heard(texts, query))
+            raise PassedOn
+        return await super().encode(texts, query)
+
+
+async def test_a_request_that_is_passed_on_is_counted_once() -> None:
+    async with served(Elsewhere()) as server:
+        answer = await server.client.post(OPENAI, json={"input": ["one", "two"]}, headers={"X-Client-Id": "me"})
+        assert answer.status_code == 200
+        (client,) = server.clients.table()
+        assert (client["identity"], client["num_request"], client["num_total_seq"]) == ("me", 1, 2)

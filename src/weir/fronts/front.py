@@ -74,7 +74,7 @@ from weir.workers.timer import in_background
 if TYPE_CHECKING:
     from weir.frontends.frontend import FrontProduct
     from weir.frontends.http.fast.shared import HttpShared
-    from weir.fronts.calls import FrontCalls, FrontGrpc
+    from weir.fronts.calls import FrontCalls
 
 
 # The name of a parameter for shared memory in JSON, of which any letter may be escaped.
@@ -379,11 +379,11 @@ class Front:
         self._server = HttpServer(
             context, no_application, observers, edge=edge, route_handlers=routes, log=log, clocks=clocks
         )
-        self._grpc: FrontGrpc | None = None
+        self._frontends: list[Frontend] = [self._server]
         if config.grpc is not None:
             from weir.fronts.calls import front_server  # grpcio is optional
 
-            self._grpc = front_server(config.grpc, context, config.http)
+            self._frontends.append(front_server(config.grpc, context, config.http))
         self._models.changed.append(self._server.routes_changed)
         self._readers = {
             Outputs: self._requests.answered,
@@ -404,17 +404,15 @@ class Front:
         """Listen as soon as the dispatcher has sent its models."""
         self._link.open()
         await self._models.known.wait()
-        await self._server.start()
-        if self._grpc is not None:
-            await self._grpc.start()
+        for each in self._frontends:
+            await each.start()
 
     async def run(self) -> None:
         """Serve until the dispatcher has drained this front."""
         self._link.put(FrontListens())
         await self._over.wait()
-        await self._server.stop()
-        if self._grpc is not None:
-            await self._grpc.stop()
+        for each in self._frontends:
+            await each.stop()
         self._report()
         self._link.flush()
 
@@ -448,9 +446,8 @@ class Front:
             handle.places.give_back(partial(self._server.move_bodies, handle))
 
     def _refuse(self, message: Refuse | None = None) -> None:
-        self._server.refuse()
-        if self._grpc is not None:
-            self._grpc.refuse()
+        for each in self._frontends:
+            each.refuse()
         if self._product is not None and self._finishing is None:
             self._finishing = in_background(self._finish(self._product), "the drain of a front", self._tasks)
 
@@ -481,8 +478,7 @@ class Front:
 
     async def _drain(self, seconds: float | None) -> None:
         self._refuse()
-        frontends: list[Frontend] = [self._server, *([] if self._grpc is None else [self._grpc])]
-        in_time = all(await asyncio.gather(*[each.drain(seconds) for each in frontends]))
+        in_time = all(await asyncio.gather(*[each.drain(seconds) for each in self._frontends]))
         self._report()
         self._link.send(Drained(in_time))
         await self._relays.ended()  # the dispatcher ends them

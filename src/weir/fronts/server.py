@@ -77,15 +77,13 @@ class StartedFront(NamedTuple):
 
 
 class FrontView(NamedTuple):
-    """A front as it is shown: its number, its process, how many connections it has, how many of its requests wait or run, how often it was started, and for
-    how many seconds it has sent nothing."""
+    """A front as it is shown: its number, its process, how many connections it has, how many of its requests wait or run, and how often it was started."""
 
     number: int
     pid: int
     connections: int
     requests: int
     starts: int
-    silent: int
 
 
 class FrontProcesses:
@@ -111,7 +109,7 @@ class FrontProcesses:
                 end, its_end = make()
                 pairs.append((ours.enter_context(end), theirs.enter_context(its_end)))
             (link, its_link), (connections, its_connections) = pairs
-            listening = [theirs.enter_context(each) for each in listening_at(self.kept)]
+            listening = [theirs.enter_context(listening_at(each)) for each in self.kept]
             descriptors = [each.fileno() for each in (its_link, its_connections)] + [self._figures]
             process = await self._fork(index, [*descriptors, *[each.fileno() for each in listening]])
             if process is None:
@@ -193,7 +191,7 @@ class Fronts:
     def views(self, connections: Callable[[int], int]) -> list[FrontView]:
         """Return the fronts that run, in order. `connections` returns how many a front has, by its number."""
         return [
-            FrontView(index, process.pid, connections(index), len(front.open), self._starts[index], front.silent)
+            FrontView(index, process.pid, connections(index), len(front.open), self._starts[index])
             for index, (process, front, _) in sorted(self._running.items())
         ]
 
@@ -283,7 +281,8 @@ class Fronts:
     def close(self) -> None:
         """Keep the addresses no more; the fronts still listen there. Replace no front from now on. Idempotent."""
         self._closing = True
-        _close(self._processes.kept)
+        for each in self._processes.kept:
+            each.close()
 
     async def drain(self, seconds: float | None) -> bool:
         """Let all fronts accept no more connections, and send all responses; return whether they did so within `seconds`."""
@@ -314,11 +313,6 @@ class Fronts:
             async with asyncio.timeout(_END_TIME):
                 if self._running:
                     await self._all_gone.wait()
-
-
-def rows_of(views: Sequence[FrontView]) -> list[dict[str, Any]]:
-    """Return the rows of the dashboard for fronts."""
-    return [{name: value for name, value in each._asdict().items() if name != "silent"} for each in views]
 
 
 # What is shown of a front: the kind of metric, its name, what it says, and its value; None if nobody knows it.
@@ -567,51 +561,27 @@ async def keep(host: str, port: int) -> list[socket.socket]:
     any_address = host == "::" and socket.has_dualstack_ipv6()
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            made.append(_bind(family, (address[0], port, *address[2:]), alone=True, dualstack=any_address))
+            made.append(stack.enter_context(socket.socket(family, socket.SOCK_STREAM)))
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not any_address)
+            made[-1].bind((address[0], port, *address[2:]))
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on: nobody else may be there yet
+            made[-1].setblocking(False)
             port = made[-1].getsockname()[1]
-    except BaseException:
-        _close(made)
-        raise
+        stack.pop_all()
     return made
 
 
-def listening_at(kept: Sequence[socket.socket]) -> list[socket.socket]:
-    """Return sockets that listen at the addresses of those of `keep`, or share the Unix socket in `kept`. Raises OSError."""
-    made: list[socket.socket] = []
-    try:
-        for each in kept:
-            if each.family == socket.AF_UNIX:
-                made.append(each.dup())
-                continue
-            dualstack = each.family == socket.AF_INET6 and not each.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-            made.append(_bind(each.family, each.getsockname(), alone=False, dualstack=dualstack))
-            made[-1].listen(BACKLOG)
-    except BaseException:
-        _close(made)
-        raise
-    return made
-
-
-def _close(sockets: Sequence[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
-
-
-def _bind(family: int, address: Any, *, alone: bool, dualstack: bool) -> socket.socket:
-    """Return a socket that is bound to `address`, and from then on shares it. `alone`: nobody else may be there yet."""
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dualstack)
-        if not alone:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind(address)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
+def listening_at(kept: socket.socket) -> socket.socket:
+    """Return a socket that listens at the address of one of `keep`, or shares a Unix socket. Raises OSError."""
+    if kept.family == socket.AF_UNIX:
+        return kept.dup()
+    dualstack = kept.family == socket.AF_INET6 and not kept.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    made = socket.create_server(
+        kept.getsockname(), family=kept.family, backlog=BACKLOG, reuse_port=True, dualstack_ipv6=dualstack
+    )
+    made.setblocking(False)
     return made

@@ -113,6 +113,7 @@ class TextExchange:
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
         trace: the request's Origin, or the Trace that the channel has begun.
+        texts: how many texts were counted.
     """
 
     context: EmbeddingContext
@@ -123,6 +124,7 @@ class TextExchange:
     priority: int = 0
     timeout: float | None = None
     trace: Trace | Origin = None
+    texts: int = 0
 
     @property
     def client_name(self) -> str:
@@ -161,7 +163,12 @@ class TextExchange:
 
     def received(self, texts: int) -> None:
         """Count the request, which has `texts` texts."""
+        self.texts = texts
         self.context.clients.received(self.client_name, texts, frontend=self.frontend)
+
+    def passed_on(self) -> None:
+        """Count the request no more: another process of the server receives it again."""
+        self.context.clients.passed_on(self.client_name, self.texts)
 
     def warn_of_ids(self, foreign: int) -> None:
         """Warn in the log, once for each client, of `foreign` texts sent as token ids of another model."""

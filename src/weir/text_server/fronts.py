@@ -42,6 +42,7 @@ class CountedTexts(msgspec.Struct, array_like=True):
         answered: model, frontend, and how many calls, texts, and texts that were cut.
         refused: model, frontend, status, calls.
         received: client, frontend, the number of texts of each request, and when it came.
+        passed_on: client and number of texts of requests that another process receives again.
         foreign: client, texts and model of requests with token ids of another tokenizer.
         transferred: model, frontend, and the bytes received and sent.
     """
@@ -49,6 +50,7 @@ class CountedTexts(msgspec.Struct, array_like=True):
     answered: list[tuple[str, str, list[int]]]
     refused: list[tuple[str, str, int, int]]
     received: list[tuple[str, str, list[int], list[float]]]
+    passed_on: list[tuple[str, int]]
     foreign: list[tuple[str, int, str]]
     transferred: list[tuple[str, str, list[int]]]
 
@@ -68,6 +70,8 @@ def add_counted(data: bytes, counts: TextCounts, clients: TextClients) -> None:
         if not sizes or len(sizes) != len(at):
             raise ValueError("requests without sizes or instants")
         clients.received_before(client, sizes, at, frontend=frontend)
+    for client, texts in counted.passed_on:
+        clients.passed_on(client, texts)
     for client, texts, model in counted.foreign:
         clients.warn_of_ids(client, texts, model)
     for model, frontend, (received, sent) in counted.transferred:
@@ -86,6 +90,7 @@ class Counting:
         self.answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
         self.refused: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         self.received: defaultdict[tuple[str, str], tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+        self.passed_on: list[tuple[str, int]] = []
         self.foreign: list[tuple[str, int, str]] = []
         self.transferred: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
 
@@ -104,6 +109,7 @@ class Counting:
             [(*place, numbers) for place, numbers in self.answered.items()],
             [(*place, calls) for place, calls in self.refused.items()],
             [(*place, *columns) for place, columns in self.received.items()],
+            self.passed_on,
             self.foreign,
             [(*place, sizes) for place, sizes in self.transferred.items()],
         )
@@ -151,6 +157,11 @@ class FrontClients(TextClients):
         sizes, at = self._counting.received[client, frontend]
         sizes.append(texts)
         at.append(self._clock())
+        self._counting.changed()
+
+    def passed_on(self, client: str, texts: int) -> None:
+        """See TextClients."""
+        self._counting.passed_on.append((client, texts))
         self._counting.changed()
 
     def warn_of_ids(self, client: str, count: int, model: str) -> None:

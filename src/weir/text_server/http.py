@@ -490,6 +490,7 @@ class FastTextCall(TextCall):
     def fail(self, error: Exception) -> None:
         """Write the error, or have another process respond."""
         if isinstance(error, PassedOn):
+            self.exchange.passed_on()
             self._connection.hand_over(self._plan, self.payload)
         else:
             super().fail(error)

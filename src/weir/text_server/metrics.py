@@ -62,6 +62,14 @@ class TextClients:
                 self._intervals.append(abs(instant - self._last))
             self._last = instant
 
+    def passed_on(self, client: str, texts: int) -> None:
+        """Count a request of `client` with so many texts no more: another process of the server receives it again."""
+        self.data_requests -= 1
+        self.texts -= texts
+        if (known := self._clients.get(client)) is not None:
+            known.requests -= 1
+            known.texts -= texts
+
     def received_command(self, client: str, *, frontend: str) -> None:
         """Count a request of `client` for the server's configuration or status, or to end the server."""
         self._client_of(client, frontend, self._clock())
