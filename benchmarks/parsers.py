@@ -59,7 +59,7 @@ from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
-from weir.jobs.running import Reply, call
+from weir.jobs.running import JobContext, Reply, call
 from weir.protocols import HttpSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
@@ -647,14 +647,9 @@ async def serve(
 
     batches = None
     if jobs:
-        batches = JobRoutes(
-            JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30),
-            http,
-            ask,
-            get_logger("weir").log,
-            context.account,
-            InferencePaths(inference_protocols(context), added.endpoints),
-        )
+        options = JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30)
+        of_jobs = JobContext(options, ask, http.max_body_size, context.account, get_logger("weir").log)
+        batches = JobRoutes(of_jobs, http, InferencePaths(inference_protocols(context), added.endpoints))
         batches.begin()
         added = added._replace(endpoints=[*batches.endpoints(), *added.endpoints])
     sockets = WebSockets(registry, http, context.account)

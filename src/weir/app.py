@@ -70,7 +70,7 @@ from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
-from weir.jobs.running import Ask, Reply, call
+from weir.jobs.running import Ask, JobContext, Reply, call
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols import HttpSettings, KserveSettings
@@ -508,7 +508,8 @@ def _batch_jobs(
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:
         return None
-    return JobRoutes(settings, http, ask, get_logger("weir").log, account, endpoints)
+    context = JobContext(settings, ask, http.max_body_size, account, get_logger("weir").log)
+    return JobRoutes(context, http, endpoints)
 
 
 def _joined(*parts: Added) -> Added:

@@ -14,7 +14,7 @@ from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.jobs import JobSettings, running
-from weir.jobs.running import Ask, InputFile, JobRunner, Reply, answer_of, body_of, check_endpoint
+from weir.jobs.running import Ask, InputFile, JobContext, JobRunner, Reply, answer_of, body_of, check_endpoint
 from weir.jobs.store import Job, JobRequest, JobStore
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
@@ -28,7 +28,7 @@ class Played:
     ) -> None:
         self.account = Account(HttpSettings(max_waiting_bytes=1_000_000))
         self.store = store = JobStore(tmp_path, JobSettings())
-        self.runner = JobRunner(store, JobSettings(), ask, max_line=200_000, account=self.account, **more)
+        self.runner = JobRunner(store, JobContext(JobSettings(), ask, 200_000, self.account, **more))
         name, path = store.begin_file()
         path.write_bytes(b"\n".join(lines))
         file = store.add_file(name, "in.jsonl", "batch", self.runner.now, self.runner.expires_at())
@@ -56,7 +56,8 @@ async def test_files_go_when_they_expire(tmp_path: Path) -> None:
     now = 100.0
     store = JobStore(tmp_path, JobSettings())
     settings = JobSettings(batch_expire_after=0.001)
-    runner = JobRunner(store, settings, answered_at_once, max_line=100, clock=lambda: now)
+    account = Account(HttpSettings())
+    runner = JobRunner(store, JobContext(settings, answered_at_once, 100, account, clock=lambda: now))
     for expires_at in (100, 1000):
         name, path = store.begin_file()
         path.write_bytes(b"x")

@@ -36,7 +36,7 @@ from weir.frontends.http.application import Added, InferencePaths, inference_pro
 from weir.frontends.http.fast.shared import Clocks
 from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
-from weir.jobs.running import Reply, call
+from weir.jobs.running import JobContext, Reply, call
 from weir.jobs.store import STALE, JobStore
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
@@ -117,9 +117,10 @@ class _Life:
             return await call(app, path, body)
 
         try:
-            jobs = self.jobs = JobRoutes(
-                options, settings, ask, world.no_log, context.account, InferencePaths(protocols), clock=world.wall, disk=self.disk
-            )  # fmt: skip
+            of_jobs = JobContext(
+                options, ask, settings.max_body_size, context.account, world.no_log, world.wall, self.disk
+            )
+            jobs = self.jobs = JobRoutes(of_jobs, settings, InferencePaths(protocols))
             app = make_app(context, added=Added(jobs.endpoints()), protocols=protocols)
             server = self.server = SimulatedServer(context, app, clocks=Clocks(world.loop.time, world.wall))
             await server.start()

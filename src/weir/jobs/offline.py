@@ -18,8 +18,10 @@ import msgspec
 
 from weir.errors import InvalidRequest, SettingsError, add_extra
 from weir.jobs import JobSettings
-from weir.jobs.running import NO_REQUESTS, Ask, JobRunner, begin_of_text, check_endpoint
+from weir.jobs.running import NO_REQUESTS, Ask, JobContext, JobRunner, begin_of_text, check_endpoint
 from weir.jobs.store import ACTIVE, Disk, Job, JobStore
+from weir.protocols import HttpSettings
+from weir.protocols.account import Account
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress
@@ -88,7 +90,8 @@ async def run(
     Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run, or of this one, such as a full disk.
     """
     directory = Path(f"{output}{STATE}")
-    runner = JobRunner(JobStore(directory, settings), settings, ask, max_line=max_line)
+    context = JobContext(settings, ask, max_line, Account(HttpSettings(max_body_size=max_line)))
+    runner = JobRunner(JobStore(directory, settings), context)
     store = runner.store
     try:
         if not await runner.use(store.lead):

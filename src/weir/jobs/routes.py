@@ -7,7 +7,6 @@ open: a client that stalls holds its connection alone, and no descriptor that an
 import asyncio
 import re
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,11 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from weir.errors import Cancelled, Draining, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WeirError
 from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_slow, unless_left
-from weir.jobs import JobSettings
-from weir.jobs.running import Ask, JobRunner, Log, check_endpoint
+from weir.jobs.running import JobContext, JobRunner, check_endpoint
 from weir.jobs.store import Disk, Job, JobStore, StoredFile
 from weir.protocols import HttpSettings
-from weir.protocols.account import Account, Pace, charge, release
+from weir.protocols.account import Pace, charge, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import openai_error_answer
@@ -252,33 +250,15 @@ def shown_job(job: Job) -> dict[str, Any]:
 class JobRoutes:
     """The routes of batch jobs. They keep jobs in a JobStore and wake the runner, which `begin` makes on the event loop of the server.
 
-    The runner has a store of its own in the same directory, and so a thread of its own: nobody waits for the files that it reads and writes. `account` is
-    that of the server. `endpoints` are the paths of inference that a job may have.
+    The runner has a store of its own in the same directory, and so a thread of its own: nobody waits for the files that it reads and writes. `endpoints` are the paths of inference that a job may have.
     """
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        http: HttpSettings,
-        ask: Ask,
-        log: Log,
-        account: Account,
-        endpoints: Container[str],
-        *,
-        clock: Callable[[], float] = time.time,
-        disk: Disk | None = None,
-    ) -> None:
+    def __init__(self, context: JobContext, http: HttpSettings, endpoints: Container[str]) -> None:
         """Open the directory of the settings. Raises SettingsError if it cannot be used."""
-        assert settings.batch_dir is not None  # the caller has looked
-        self._settings = settings
+        self._context = context
         self._http = http
-        self._ask = ask
-        self._log = log
-        self._account = account
         self._endpoints = endpoints
-        self._clock = clock
-        self._disk = Disk() if disk is None else disk
-        self._store = JobStore(settings.batch_dir, settings, self._disk)
+        self._store = self._opened()
         self._thread = ThreadPoolExecutor(1, "weir-files")
         self._made: JobRunner | None = None
         self._shown: Mapping[str, Any] | None = None
@@ -286,16 +266,12 @@ class JobRoutes:
 
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
-        assert self._settings.batch_dir is not None
-        self._made = JobRunner(
-            JobStore(self._settings.batch_dir, self._settings, self._disk),
-            self._settings,
-            self._ask,
-            max_line=self._http.max_body_size,
-            account=self._account,
-            log=self._log,
-            clock=self._clock,
-        )
+        self._made = JobRunner(self._opened(), self._context)
+
+    def _opened(self) -> JobStore:
+        settings = self._context.settings
+        assert settings.batch_dir is not None  # the caller has looked
+        return JobStore(settings.batch_dir, settings, self._context.disk)
 
     def start(self) -> None:
         """Begin to run the jobs: the models are ready."""
@@ -366,7 +342,7 @@ class JobRoutes:
     # Files.
 
     async def _upload(self, request: Request) -> Response:
-        store, most = self._store, self._settings.batch_max_file_size
+        store, most = self._store, self._context.settings.batch_max_file_size
         size = content_length(request.headers.get("content-length", "0").encode("latin-1"))
         if size > most + OVERHEAD:
             raise TooLarge(f"file: must have at most {most} bytes (batch_max_file_size)")
@@ -380,7 +356,7 @@ class JobRoutes:
             reserved += more
 
         try:
-            upload = Upload(request.headers.get("content-type", ""), path, most, reserve, self._disk)
+            upload = Upload(request.headers.get("content-type", ""), path, most, reserve, self._context.disk)
             await upload.read(_chunks(request), self._http.body_timeout)
             purpose = upload.fields.get("purpose", "")
             if purpose != "batch":
@@ -391,7 +367,7 @@ class JobRoutes:
         except TimeoutError:
             raise too_slow(self._http.body_timeout) from None
         finally:
-            self._disk.remove(path)
+            self._context.disk.remove(path)
             store.give_back(reserved)
         return _json(shown_file(kept))
 

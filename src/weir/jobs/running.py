@@ -18,6 +18,7 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,8 +30,7 @@ from starlette.types import ASGIApp, Message
 
 from weir.errors import InvalidRequest, WeirError
 from weir.jobs import JobSettings
-from weir.jobs.store import Answer, Job, JobRequest, JobStore
-from weir.protocols import HttpSettings
+from weir.jobs.store import Answer, Disk, Job, JobRequest, JobStore
 from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
@@ -236,35 +236,42 @@ class Log(Protocol):
     def __call__(self, level: int, event: str, **fields: Any) -> Any: ...
 
 
-class JobRunner:
-    """Runs the jobs of a store on the present event loop, each request by `ask`.
+@dataclass(frozen=True)
+class JobContext:
+    """What jobs run with.
 
-    `clock` returns seconds since 1970. The store is used by one thread, through `use`, and input files are read
-    by another. Requests and responses are charged to `account`.
+    Attributes:
+        settings: how much of them there may be.
+        ask: sends a request to the server's own application.
+        max_line: the most bytes of a line of an input file.
+        account: charged for requests and responses.
+        log: logs what becomes of jobs.
+        clock: returns seconds since 1970.
+        disk: what is kept goes through it.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        settings: JobSettings,
-        ask: Ask,
-        *,
-        max_line: int,
-        account: Account | None = None,
-        log: Log = lambda level, event, **fields: None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    settings: JobSettings
+    ask: Ask
+    max_line: int
+    account: Account
+    log: Log = lambda level, event, **fields: None
+    clock: Callable[[], float] = time.time
+    disk: Disk = Disk()
+
+
+class JobRunner:
+    """Runs the jobs of a store on the present event loop.
+
+    The store is used by one thread, through `use`, and input files are read by another.
+    """
+
+    def __init__(self, store: JobStore, context: JobContext) -> None:
         self.store = store
-        self.settings = settings
-        self.clock = clock
-        self._ask = ask
-        self._max_line = max_line
-        self._log = log
-        self._account = account or Account(HttpSettings(max_body_size=max_line))
+        self.context = context
         self._line_bytes = 0  # of the requests that are being answered
         self._thread = ThreadPoolExecutor(1, "weir-jobs")
         self._reader = ThreadPoolExecutor(1, "weir-jobs-read")
-        self._room = asyncio.Semaphore(settings.batch_concurrency)
+        self._room = asyncio.Semaphore(context.settings.batch_concurrency)
         self._wake = asyncio.Event()
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
@@ -302,26 +309,26 @@ class JobRunner:
     @property
     def now(self) -> int:
         """The present instant."""
-        return int(self.clock())
+        return int(self.context.clock())
 
     def expires_at(self) -> int:
         """When a file that is made now expires."""
-        return int(self.clock() + self.settings.batch_expire_after)
+        return int(self.context.clock() + self.context.settings.batch_expire_after)
 
     async def _run(self) -> None:
         monotonic = asyncio.get_running_loop().time
-        cleaned, pause = -math.inf, min(CLEAN_EVERY, self.settings.batch_expire_after)
+        cleaned, pause = -math.inf, min(CLEAN_EVERY, self.context.settings.batch_expire_after)
         while True:
             self._wake.clear()
             try:
                 if await self.use(self.store.lead):
                     if monotonic() - cleaned >= pause:
                         cleaned = monotonic()
-                        oldest = int(self.clock() - self.settings.batch_expire_after)
+                        oldest = int(self.context.clock() - self.context.settings.batch_expire_after)
                         await self.use(self.store.clean, self.now, oldest)
                     await self._begin()
             except Exception as error:
-                self._log(logging.WARNING, "batch jobs", error=f"{type(error).__name__}: {error}")
+                self.context.log(logging.WARNING, "batch jobs", error=f"{type(error).__name__}: {error}")
             try:
                 async with asyncio.timeout(LOOK_AGAIN):
                     await self._wake.wait()
@@ -344,7 +351,9 @@ class JobRunner:
         if error is None:
             self._wake.set()
         else:  # such as a full disk; it goes on where it was, and not at once
-            self._log(logging.WARNING, "batch job interrupted", job=job, error=f"{type(error).__name__}: {error}")
+            self.context.log(
+                logging.WARNING, "batch job interrupted", job=job, error=f"{type(error).__name__}: {error}"
+            )
 
     async def _job(self, name: str) -> None:
         """Take a job from the state that it is in to its end. Raises OSError and sqlite3.Error, such as of a full disk, and can be called again then."""
@@ -361,16 +370,16 @@ class JobRunner:
                 status, rest = ("expired", EXPIRED) if late else ("completed", None)
                 job = await self.use(self.store.end, name, status, self.now, self.expires_at(), rest)
         except (WeirError, FileNotFoundError) as error:
-            self._log(logging.WARNING, "batch job failed", job=name, error=str(error))
+            self.context.log(logging.WARNING, "batch job failed", job=name, error=str(error))
             errors = [{"code": "failed", "line": None, "message": str(error), "param": None}]
             job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), STOPPED, errors)
-        self._log(logging.INFO, "batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
+        self.context.log(logging.INFO, "batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
 
     async def _validated(self, job: Job) -> Job:
         """Read the input file and store the places of its requests."""
-        settings, store = self.settings, self.store
+        settings, store = self.context.settings, self.store
         path = await self.use(store.path, job.input_file_id)
-        lines = InputFile(path, job.endpoint, max_requests=settings.batch_max_requests, max_line=self._max_line)
+        lines = InputFile(path, job.endpoint, max_requests=settings.batch_max_requests, max_line=self.context.max_line)
         found, loop = iter(lines), asyncio.get_running_loop()
         await self.use(store.forget_requests, job.id)  # of a process that ended meanwhile
         try:
@@ -395,7 +404,7 @@ class JobRunner:
         running: set[asyncio.Task[Answered]] = set()
         answered: list[Answered] = []
         try:
-            async with asyncio.timeout(max(0.0, job.expires_at - self.clock())):
+            async with asyncio.timeout(max(0.0, job.expires_at - self.context.clock())):
                 await self._run_all(job, file, running, answered)
         except TimeoutError:
             pass
@@ -442,7 +451,7 @@ class JobRunner:
 
     def _has_room(self, request: JobRequest) -> bool:
         """Whether a further request may be answered now."""
-        return not self._room.locked() and self._line_bytes + request.length <= self._account.max_bytes // _PART
+        return not self._room.locked() and self._line_bytes + request.length <= self.context.account.max_bytes // _PART
 
     async def _begun(self, job: Job, file: int, request: JobRequest) -> asyncio.Task[Answered]:
         await self._room.acquire()
@@ -470,7 +479,7 @@ class JobRunner:
 
     async def _answered(self, job: Job, file: int, request: JobRequest) -> Answered:
         """Return the response to a request, which is sent again while the server has no room for it."""
-        wait, claim = RETRY_MIN, self._account.claim()
+        wait, claim = RETRY_MIN, self.context.account.claim()
         try:
             while True:
                 reply = await self._reply(job, file, request, claim)
@@ -495,7 +504,7 @@ class JobRunner:
             return Reply(http_code(error), error_body(error))
         body = await off_loop(request.length, partial(body_of, file, request))
         claim.hold(len(body))
-        reply = await self._ask(job.endpoint, body)
+        reply = await self.context.ask(job.endpoint, body)
         claim.close()
         claim.add(2 * len(reply.body))
         return reply

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from numpy.typing import NDArray
@@ -338,54 +338,45 @@ def _computed(assembly: Assembly, checkpoint: "Checkpoint", recipe: Recipe) -> s
     return assembly.add("Cast", assembly.add("Greater", pool, 0.0), to=_INT32)
 
 
-class _Parts:
+class _Parts(NamedTuple):
     """Adds the outputs of a recipe to a graph whose layers are there."""
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        numbers: Numbers,
-        encoder: EncoderLayers,
-        finisher: OutputLayers,
-        checkpoint: "Checkpoint",
-        recipe: Recipe,
-    ) -> None:
-        self._assembly = assembly
-        self._numbers = numbers
-        self._encoder = encoder
-        self._finisher = finisher
-        self._checkpoint = checkpoint
-        self._recipe = recipe
+    assembly: Assembly
+    numbers: Numbers
+    encoder: EncoderLayers
+    finisher: OutputLayers
+    checkpoint: "Checkpoint"
+    recipe: Recipe
 
     def read(self, values: dict[int, str], layers: Sequence[int]) -> str:
         """Add the highest of `layers`, and return what the recipe reads of them all; `values` are the outputs of those below it."""
-        values[max(layers)] = self._encoder.add_layer(max(layers))
+        values[max(layers)] = self.encoder.add_layer(max(layers))
         read = [values[layer] for layer in layers]
-        return self.single(read[0] if len(read) == 1 else self._assembly.add("Concat", *read, axis=-1))
+        return self.single(read[0] if len(read) == 1 else self.assembly.add("Concat", *read, axis=-1))
 
     def single(self, value: str) -> str:
         """Return the output of a layer in float32."""
-        return value if self._numbers.dtype == "float32" else self._numbers.cast(value, "float32")
+        return value if self.numbers.dtype == "float32" else self.numbers.cast(value, "float32")
 
     def outputs(self, rows: str, dimensions: int) -> dict[str, Output]:
         """Return all outputs by name, given the value of all tokens."""
         found = {VECTORS: self.vectors(rows, dimensions)}
-        for pooling in self._recipe.further:
+        for pooling in self.recipe.further:
             if pooling is Pooling.NONE:
-                size = self._checkpoint.architecture.hidden_size * len(self._recipe.layers)
-                found[pooling.value] = Output(self._encoder.rows.unpack(rows), ("batch", "length", size))
+                size = self.checkpoint.architecture.hidden_size * len(self.recipe.layers)
+                found[pooling.value] = Output(self.encoder.rows.unpack(rows), ("batch", "length", size))
             else:
-                found[pooling.value] = self._of_head(rows, replace(self._recipe, pooling=pooling, dimensions=None))
+                found[pooling.value] = self._of_head(rows, replace(self.recipe, pooling=pooling, dimensions=None))
         return found
 
     def vectors(self, rows: str, dimensions: int, *, first_alone: bool = False) -> Output:
         """Return the recipe's own output, given the value of all tokens, or of the first ones alone."""
-        recipe, finisher = self._recipe, self._finisher
+        recipe, finisher = self.recipe, self.finisher
         if recipe.pooling in WITH_HEAD:
             return self._of_head(rows, recipe)
-        value = rows if first_alone else self._encoder.rows.unpack(rows)
-        value = self._pooled(PoolingLayers(self._assembly, value, recipe.window))
-        value = finisher.dense(value, dense_layers(self._checkpoint, recipe))
+        value = rows if first_alone else self.encoder.rows.unpack(rows)
+        value = self._pooled(PoolingLayers(self.assembly, value, recipe.window))
+        value = finisher.dense(value, dense_layers(self.checkpoint, recipe))
         if recipe.dimensions is not None:
             value = finisher.cut(value, dimensions)
         if recipe.normalize:
@@ -394,15 +385,15 @@ class _Parts:
 
     def _of_head(self, rows: str, recipe: Recipe) -> Output:
         """Return what a head makes of the network's output: [batch, words] for SPLADE, a number for yes or no, else [batch, length, size]."""
-        assembly, finisher, unpack = self._assembly, self._finisher, self._encoder.rows.unpack
-        heads, pooling = self._checkpoint.heads, recipe.pooling
+        assembly, finisher, unpack = self.assembly, self.finisher, self.encoder.rows.unpack
+        heads, pooling = self.checkpoint.heads, recipe.pooling
         if pooling is Pooling.YES_NO:
             last = PoolingLayers(assembly, unpack(rows), recipe.window).add(Pooling.SEP)
-            return Output(finisher.on_tokens(last, self._checkpoint.answers), ("batch", 1))
+            return Output(finisher.on_tokens(last, self.checkpoint.answers), ("batch", 1))
         if pooling is Pooling.SPARSE and heads.weights is None:
             assert heads.words is not None
             numbers = PoolingLayers(assembly, unpack(finisher.words(rows, heads.words)), recipe.window)
-            return Output(numbers.terms(heads.words), ("batch", self._checkpoint.architecture.vocab_size))
+            return Output(numbers.terms(heads.words), ("batch", self.checkpoint.architecture.vocab_size))
         head = {Pooling.SPARSE: heads.weights, Pooling.TOKENS: heads.tokens, Pooling.TOKEN_LOGITS: heads.labels}[
             pooling
         ]
@@ -418,7 +409,7 @@ class _Parts:
 
     def _pooled(self, pooler: PoolingLayers) -> str:
         """Return the result of the recipe's poolings, or of the model's own pooler or classifier."""
-        recipe, finisher, architecture = self._recipe, self._finisher, self._checkpoint.architecture
+        recipe, finisher, architecture = self.recipe, self.finisher, self.checkpoint.architecture
         if recipe.pooling not in OF_LAST_LAYER:
             return pooler.add_all(recipe.poolings)
         if recipe.pooling is Pooling.POOLER:
