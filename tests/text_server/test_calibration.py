@@ -16,7 +16,16 @@ from tests.text_server.text_models import Summing
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
 from weir.text_server import calibration
-from weir.text_server.calibration import Budget, MeasuringRounds, Size, TextsToMeasure, Timed, budget_for, choose
+from weir.text_server.calibration import (
+    Budget,
+    Measurement,
+    MeasuringRounds,
+    Size,
+    TextsToMeasure,
+    Timed,
+    budget_for,
+    choose,
+)
 
 
 def budget(
@@ -35,10 +44,10 @@ def budget(
         clock.advance(1e-4 * noise() * (30 + sum(lengths) + 0.25 * padding))
         return Summing().predict(batch)
 
-    options: dict[str, Any] = {"safe_tokens": 512, "identity": {"model": "a"}, "folder": folder} | more
-    options |= {"executor": FakeExecutor(answer), "clock": clock}
-    texts = TextsToMeasure(256)
-    return asyncio.run(budget_for(Summing, {}, texts, progress=lambda *each: shown.append(each), **options)), shown
+    options: dict[str, Any] = {"identity": {"model": "a"}, "progress": lambda *each: shown.append(each), **more}
+    settings = {"executor": FakeExecutor(answer), "clock": clock}
+    wanted = Measurement(Summing, {}, TextsToMeasure(256), safe_tokens=512, settings=settings, **options)
+    return asyncio.run(budget_for(wanted, folder)), shown
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
@@ -90,9 +99,9 @@ def busy_budget(patch: pytest.MonkeyPatch, folder: Path, waited: float = 0.5, **
     patch.setattr(calibration, "Contention", contention)
     executor = FakeExecutor(answer)
     executor.states()[0].pid = WORKER
-    options: dict[str, Any] = {"safe_tokens": 512, "identity": {}, "folder": folder, **more}
-    options |= {"executor": executor, "clock": clock}
-    return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options))
+    settings = {"executor": executor, "clock": clock}
+    wanted = Measurement(Summing, {}, TextsToMeasure(256), {}, 512, settings, **more)
+    return asyncio.run(budget_for(wanted, folder))
 
 
 def test_busy_processes_beside_one_thread_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

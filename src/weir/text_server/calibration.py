@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,37 +278,40 @@ class TextsToMeasure(NamedTuple):
     vocabulary: int = 100
 
 
-async def budget_for(
-    model: type[Model],
-    params: Mapping[str, Any],
-    texts: TextsToMeasure,
-    *,
-    identity: Mapping[str, Any],
-    folder: Path,
-    safe_tokens: int,
-    in_one_thread: bool = False,
-    progress: Progress = no_progress,
-    **settings: Any,
-) -> Budget:
-    """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
+class Measurement(NamedTuple):
+    """What is measured, and how.
+
+    Attributes:
+        model: the class of the model.
+        params: its parameters. They must make it run each batch at once.
+        texts: the texts of its batches.
+        identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
+            key of the result.
+        safe_tokens: the budget, in tokens, after a disturbed measurement.
+        settings: settings of the worker, see Service.
+        in_one_thread: whether the main thread of a worker computes all of a batch.
+        progress: called with the progress.
+    """
+
+    model: type[Model]
+    params: Mapping[str, Any]
+    texts: TextsToMeasure
+    identity: Mapping[str, Any]
+    safe_tokens: int
+    settings: Mapping[str, Any] = MappingProxyType({})
+    in_one_thread: bool = False
+    progress: Progress = no_progress
+
+
+async def budget_for(wanted: Measurement, folder: Path) -> Budget:
+    """Return the best limits of a batch on this machine: the result kept in `folder`, or else measured now and kept.
 
     If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned, and kept with how uncertain the measurement
     is: the next start would take as long, on a machine as busy. If `folder` cannot be written, the next start measures again.
 
-    Args:
-        model: the class of the model.
-        params: its parameters. They must make it run each batch at once.
-        texts: what is measured.
-        identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
-            key of the result.
-        folder: where results are kept.
-        safe_tokens: the budget, in tokens, after a disturbed measurement.
-        in_one_thread: the main thread of a worker computes all of a batch.
-        progress: called with the progress.
-        settings: settings of the worker, see Service.
-
     Raises the error with which the worker fails to start.
     """
+    texts, identity = wanted.texts, dict(wanted.identity)
     kept = folder / f"{_key(identity)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
         result = json.loads(kept.read_text())
@@ -319,16 +323,16 @@ async def budget_for(
         return budget
     lengths = [] if texts.fixed else [length for length in LENGTHS if length <= texts.max_length]
     sizes = lengths or [texts.max_length]
-    progress(0.0, "starting a worker, which builds the graph")
+    wanted.progress(0.0, "starting a worker, which builds the graph")
     rounds = MeasuringRounds(sizes, mixed=not texts.fixed)
-    waited = await _measure(model, params, rounds, sizes[-1], texts.vocabulary, in_one_thread, progress, settings)
+    waited = await _measure(wanted, rounds, sizes[-1])
     measured, doubtful = rounds.timed(), rounds.doubtful
     uncertain = waited > CROWDED or doubtful > MAX_DOUBTFUL
-    budget = cautious_budget(safe_tokens) if uncertain else choose(measured)
-    result = {"budget": asdict(budget), "identity": dict(identity), "measured": measured}
+    budget = cautious_budget(wanted.safe_tokens) if uncertain else choose(measured)
+    result = {"budget": asdict(budget), "identity": identity, "measured": measured}
     if uncertain:
         result["uncertainty"] = percent = [round(100 * doubtful, 1), round(100 * waited, 1)]
-        logger.warning(_UNCERTAIN, safe_tokens, *percent, kept)
+        logger.warning(_UNCERTAIN, wanted.safe_tokens, *percent, kept)
     _keep(kept, result)
     return budget
 
@@ -339,9 +343,9 @@ _UNCERTAIN = (
 )
 
 
-def _key(identity: Mapping[str, Any]) -> str:
+def _key(identity: dict[str, Any]) -> str:
     """Return a hash of what is measured, the method, the hardware and onnxruntime's version."""
-    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), cpu_count(), _version()]
+    decides = [VERSION, identity, platform.machine(), cpu_name(), cpu_count(), _version()]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -362,18 +366,9 @@ def _keep(file: Path, result: dict[str, Any]) -> None:
             old.unlink(missing_ok=True)
 
 
-async def _measure(
-    model: type[Model],
-    params: Mapping[str, Any],
-    rounds: MeasuringRounds,
-    longest: int,
-    vocabulary: int,
-    in_one_thread: bool,
-    progress: Progress,
-    settings: dict[str, Any],
-) -> float:
+async def _measure(wanted: Measurement, rounds: MeasuringRounds, longest: int) -> float:
     """Measure all sizes that `rounds` asks for, on batches of random token ids. Return the share of the time that was lost to other work, as far as it counts."""
-    timer = _BatchTimer()
+    timer, vocabulary, progress = _BatchTimer(), wanted.texts.vocabulary, wanted.progress
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS,
         "max_queue_size": 2 * MAX_ROWS,
@@ -384,11 +379,13 @@ async def _measure(
         "padded": False,
         "device_group": None,
     }
-    async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
+    async with Service(
+        wanted.model, params=dict(wanted.params), observers=[timer], **{**wanted.settings, **chosen}
+    ) as service:
         progress(0.0, "warming up")
         await _run(service, Size(1, longest), vocabulary)
         pid = service.control.state(brief=True)["workers"][0]["pid"]
-        counted = in_one_thread and pid is not None and cpu_times(pid)[0] > 0
+        counted = wanted.in_one_thread and pid is not None and cpu_times(pid)[0] > 0
         contention = Contention([] if pid is None else [os.getpid(), pid])
         waited = contention.look()
         seed = 0

@@ -33,7 +33,7 @@ from weir.text_models.packing import read_ranges
 from weir.text_models.recipe import dimensions_of, read_files
 from weir.text_models.runtime import may_use_gpu
 from weir.text_models.texts import TextOutput
-from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, TextsToMeasure, budget_for
+from weir.text_server.calibration import MAX_TOKENS, Budget, Measurement, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
@@ -336,17 +336,11 @@ class ServedTextModel:
         params = spec.params(spec.share(MAX_TOKENS))
         settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
         texts = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
-        return await budget_for(
-            TextEncoder,
-            params,
-            texts,
-            identity=self._identity(),
-            folder=self.cache / "budgets",
-            safe_tokens=self._run_tokens,
-            in_one_thread=spec.computes_in_one_thread,
-            progress=progress,
-            **settings,
+        in_one_thread = spec.computes_in_one_thread
+        wanted = Measurement(
+            TextEncoder, params, texts, self._identity(), self._run_tokens, settings, in_one_thread, progress
         )
+        return await budget_for(wanted, self.cache / "budgets")
 
     def _identity(self) -> dict[str, Any]:
         """Return what decides the speed of the model, as JSON: the settings that affect it, the threads, the executor and the content."""
