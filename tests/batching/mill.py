@@ -1,9 +1,10 @@
 """A mill that drives the real Batcher in virtual time and holds every decision against the rules."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from math import ceil, inf, log2
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
 from weir.messages import Dispatch, Events, Form, Kind, Reason, Wakeup
-from weir.policy.decision import Policy
+from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import Greedy
 
 TIMEOUT = 30.0
+_NEVER = 5e8  # an instant after which no test looks
 
 
 class Asked(RequestBase):
@@ -59,6 +61,18 @@ def filled(*requests: Asked, queue: type[FifoQueue] = FifoQueue) -> Group:
     for request in requests:
         group.add(request)
     return group
+
+
+class Notes:
+    """Greedy, and remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch."""
+        self.seen.append(seen)
+        return Decision(seen.waiting, Reason.IDLE)
 
 
 def kills(entry: Entry) -> bool:
@@ -159,6 +173,21 @@ class Mill:
             cut += self.turn(Wakeup.TIMER)
         self.now = max(self.now, instant)
         return cut
+
+    def play(self, seconds: Callable[[Dispatch], float], until: float = inf) -> None:
+        """Let time pass to the instant `until`, or else until nothing happens any more. Each batch takes its `seconds`."""
+        while True:
+            ends = ((each.at + seconds(each), each) for each in self.batcher.running.values())
+            end, dispatch = min(ends, default=(inf, None), key=itemgetter(0))
+            wakeup = self.batcher.next_wakeup
+            soonest = min(end, inf if wakeup is None or wakeup > _NEVER else wakeup)
+            if soonest > until or soonest == inf:
+                break
+            self.advance(soonest)
+            if dispatch is not None and end == soonest:
+                self.finish(dispatch)
+        if until < inf:
+            self.advance(until)
 
     def turn(self, wakeup: Wakeup) -> list[Dispatch]:
         """Expire and poll until the timer is in the future; check everything."""
@@ -351,6 +380,3 @@ def crashed(request: Asked) -> int:
     (end,) = request.ends
     ends = end if isinstance(end, list) else [end]
     return sum(isinstance(each, ModelCrashed) for each in ends)
-
-
-__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "filled", "kills", "queue_of", "listed", "many"]

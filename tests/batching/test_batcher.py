@@ -7,36 +7,16 @@ from statistics import median
 from typing import Any
 
 import pytest
-from tests.batching.mill import Asked, Mill, check_order, listed, many
+from tests.batching.mill import Asked, Mill, Notes, check_order, listed, many
+from tests.rings import subcases
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.messages import Dispatch, Express, Reason, Wakeup
-from weir.policy.decision import Decision, Observation
+from weir.policy.decision import Observation
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
-
-
-class Raises:
-    """A policy with a bug."""
-
-    def decide(self, seen: Observation) -> Decision:
-        """Fail."""
-        raise ZeroDivisionError("no idea")
-
-
-class Notes:
-    """Greedy, and remembers what it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observation] = []
-
-    def decide(self, seen: Observation) -> Decision:
-        """Dispatch."""
-        self.seen.append(seen)
-        return Decision(seen.waiting)
-
 
 # Waiting and going.
 
@@ -116,7 +96,7 @@ def test_idle_workers_share_what_waits() -> None:
     assert {cut.reason for cut in cuts} == {Reason.IDLE}
 
 
-@pytest.mark.parametrize(("seconds", "rest"), [((1.0, 1.1), {"workers": 2}), ((0.4, 0.8), {"workers": 1, "places": 2})])
+@subcases(("seconds", "rest"), [((1.0, 1.1), {"workers": 2}), ((0.4, 0.8), {"workers": 1, "places": 2})])
 def test_what_would_not_be_done_sooner_is_not_shared(seconds: tuple[float, float], rest: dict[str, Any]) -> None:
     mill = learned(*seconds, **rest)
     (cut,) = mill.submit(listed(16, mill.now))
@@ -133,17 +113,6 @@ def test_a_pipeline_of_two() -> None:
     mill.finish(cuts[1])
     assert mill.batcher.service.expected(2) == pytest.approx(1.0)  # the second did not begin before the first was back
     mill.run_all()
-
-
-def test_size_or_delay() -> None:
-    mill = Mill(SizeOrDelay(4, 0.02))
-    assert mill.submit(*many(1)) == []
-    assert mill.batcher.next_wakeup == 0.02
-    (cut,) = mill.advance(0.02)
-    assert (cut.reason, cut.wakeup, cut.limit, cut.oldest_age, mill.now) == (Reason.DELAY, Wakeup.TIMER, 4, 0.02, 0.02)
-    mill.finish(cut)
-    (cut,) = mill.submit(*many(4, 0.02))
-    assert (cut.reason, cut.rows) == (Reason.SIZE, 4)
 
 
 def test_no_policy_waits_longer_than_max_queue_delay() -> None:
@@ -171,20 +140,7 @@ def test_no_policy_waits_until_it_is_too_late() -> None:
     assert isinstance(cut.requests[0].ends[0], DeadlineExceeded)  # nobody answered within 10 s
 
 
-def test_a_policy_that_raises_is_replaced_by_greed() -> None:
-    mill = Mill(Raises())
-    (cut,) = mill.submit(*many(3))
-    assert (cut.rows, cut.reason) == (3, Reason.IDLE)
-    assert isinstance(mill.batcher.policy_error, ZeroDivisionError)
-
-
 # Groups.
-
-
-def test_different_keys_never_share_a_batch() -> None:
-    mill = Mill(workers=9)
-    cuts = mill.submit(*[Asked(number, key=number % 3) for number in range(9)])
-    assert [[request.payload for request in cut.requests] for cut in cuts] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 def test_the_earliest_deadline_has_its_turn_first() -> None:
@@ -237,7 +193,7 @@ def test_many_keys_leave_nothing_behind() -> None:
 # Cancelling.
 
 
-@pytest.mark.parametrize("place", [0, 3, 7])
+@subcases("place", [0, 3, 7])
 def test_cancelling_in_a_running_batch(place: int) -> None:
     mill = Mill(max_batch_size=8)
     requests = many(8)
@@ -298,7 +254,7 @@ def in_runs(mill: Mill, runs: list[list[Asked]], *, alike: bool) -> list[list[in
     return [[request.payload for request in cut.requests] for cut in mill.cuts] + [refused]
 
 
-@pytest.mark.parametrize("kind", ["plain", "keys", "timeouts", "rows", "padded", "a full queue", "short timeouts"])
+@subcases("kind", ["plain", "keys", "timeouts", "rows", "padded", "a full queue", "short timeouts"])
 def test_requests_that_are_alike_are_queued_as_they_would_be_one_by_one(kind: str) -> None:
     chance = Random(kind)
     settings: dict[str, Any] = {}
@@ -480,13 +436,7 @@ def test_express_calls_and_others_take_turns() -> None:
     assert [cut.requests[0].form.timeout for cut in mill.cuts[:3:2]] == [1.0, 1.0]
 
 
-# What can never be in a batch is refused, and the message says why.
-
-
-# The answer of the policy, held within bounds.
-
-
-# Counts by reason, and the last 100 explanations.
+# Explanations.
 
 
 def test_an_explanation_says_what_was_seen() -> None:

@@ -228,7 +228,6 @@ def test_overload_still_answers_at_full_rate() -> None:
     mill = Mill(max_batch_size=16, max_queue_size=400)
     capacity_per_second, step = 16 / 0.05, 0.005
     refused = 0
-    done_at: dict[int, float] = {}
     for _ in range(800):
         for request in many(16, mill.now, timeout=0.3):
             try:
@@ -237,10 +236,7 @@ def test_overload_still_answers_at_full_rate() -> None:
             except (Overloaded, DeadlineExceeded):
                 refused += 1
         mill.turn(Wakeup.ARRIVAL)
-        mill.advance(mill.now + step)
-        for cut in list(mill.batcher.running.values()):
-            if mill.now >= done_at.setdefault(cut.batch_id, cut.at + 0.05) - 1e-9:
-                mill.finish(cut)
+        mill.play(lambda _: 0.05, mill.now + step)
     answered = sum(isinstance(end, int) for request in mill.accepted for end in request.ends)
     assert answered >= 0.9 * capacity_per_second * 800 * step
     assert refused > 0
@@ -386,11 +382,6 @@ def test_a_closed_line_stays_closed_whatever_the_policy_says() -> None:
     mill.turn(Wakeup.ARRIVAL)
     with pytest.raises(Draining):
         mill.batcher.submit(Asked(0), 0.0)
-
-
-def test_a_dispatch_is_at_most_a_batch() -> None:
-    (cut,) = Mill(Moody(rows=99), max_batch_size=8).submit(*many(20))
-    assert cut.rows == 8
 
 
 def test_capacity_counts_what_is_to_run_again() -> None:

@@ -4,7 +4,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from tests.batching.mill import Asked, Mill, listed, many
+from tests.batching.mill import Asked, Mill, Notes, listed, many
 from tests.rings import subcases
 
 from weir.batching.bulk import DEFAULT_DELAY, BulkSize, BulkWork, is_bulk
@@ -12,7 +12,6 @@ from weir.batching.group import FifoQueue
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Express, Reason
-from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, Greedy, SizeOrDelay
 
 BULK = -1
@@ -35,18 +34,6 @@ def grown(limit: float, **settings: Any) -> Mill:
     mill.batcher._bulk.size.limit = limit
     mill.batcher._queue.last_arrival = 0.0
     return mill
-
-
-class Notes:
-    """Greedy, and remembers what it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observation] = []
-
-    def decide(self, seen: Observation) -> Decision:
-        """Dispatch."""
-        self.seen.append(seen)
-        return Decision(seen.waiting, Reason.IDLE)
 
 
 # Batches of bulk work only.
@@ -334,7 +321,7 @@ def test_abandoned_and_leaving_bulk_workers() -> None:
 # The size of a bulk batch comes near to the time that it may take, from below.
 
 
-@pytest.mark.parametrize("fixed", [0.0, 0.001, 0.003])
+@subcases("fixed", [0.0, 0.001, 0.003])
 def test_the_size_comes_near_to_the_time_and_never_beyond(fixed: float) -> None:
     size = BulkSize()
     assert size.limit == 0.0

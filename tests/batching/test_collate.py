@@ -1,8 +1,8 @@
 """collate.py: dispatches to batches, events to answers."""
 
 import numpy
-import pytest
 from tests.batching.mill import Asked, Mill, listed, many
+from tests.rings import subcases
 
 from weir.batching.collate import Lost, answers_in, deliver, dropped_in, entries_of, fail_entries, is_done, to_batch
 from weir.batching.request_state import gathered
@@ -114,7 +114,7 @@ def test_what_was_gathered_is_left_when_the_whole_fails() -> None:
     assert gathered(tensors) == [{"y": 1}]
 
 
-@pytest.mark.parametrize("indices", [[0], [7], [-1], []])
+@subcases("indices", [[0], [7], [-1], []])
 def test_what_the_worker_forgot_fails_at_the_end(indices: list[int]) -> None:
     first, second = Asked(0), Asked(1)
     ends = deliver(dispatch(first, second, plain=True), Events(1, ["x"] * len(indices), indices=indices))

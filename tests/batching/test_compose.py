@@ -3,8 +3,8 @@
 from math import inf
 from typing import Any
 
-import pytest
 from tests.batching.mill import Asked, filled, listed, many
+from tests.rings import subcases
 
 from weir.batching.compose import BatchDraft, Composer
 from weir.batching.group import Group
@@ -87,7 +87,7 @@ def test_nobody_within_a_lane_is_passed_over() -> None:
     assert payloads(take(group, 4)) == ["three", "one"]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("costs", "expected"),
     [([1.0, 1.0, 1.0], [2, 1]), ([0.5, 1.5, 1.0], [2, 1]), ([2.0, 2.0, 0.0], [1, 2]), ([0.0, 0.0, 0.0], [3])],
 )

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 from tests.batching.mill import Asked, Mill, filled, listed, many
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
@@ -120,7 +120,7 @@ def test_the_margin_grows_with_misses_and_shrinks_without() -> None:
     assert forecast.margin < first
 
 
-@pytest.mark.parametrize(("misses", "slack"), [(0, 0.0), (1, 0.01), (100, 0.45)])
+@subcases(("misses", "slack"), [(0, 0.0), (1, 0.01), (100, 0.45)])
 def test_who_is_started_has_the_margin_to_spare(misses: int, slack: float) -> None:
     mill = overloaded()
     for _ in range(misses):

@@ -16,6 +16,7 @@ from weir.batching.padded import ByLength, LengthQueue, length_of
 from weir.batching.request_state import is_gone
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, InvalidRequest
+from weir.messages import Dispatch
 
 filled = partial(mill.filled, queue=LengthQueue)
 
@@ -160,18 +161,17 @@ def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
         for turn in range(400):
             with suppress(DeadlineExceeded):
                 mill.submit(of(float(random.randrange(8, 60)), mill.now, timeout=random.choice((0.4, 5.0, 6.0))))
-            mill.advance(0.03 * turn)
-            for dispatch in list(mill.batcher.running.values()):
-                if mill.now >= dispatch.at + 0.1:
-                    mill.finish(dispatch)
+            mill.play(lambda _: 0.1, 0.03 * turn)
         made[overtakes] = sum(request.ends == [request.payload] for request in mill.accepted)
-    print(made)
     assert made[4] > 1.1 * made[0]
 
 
 @pytest.mark.no_cover
 def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
-    random, waits = Random(9), []
+    def seconds(cut: Dispatch) -> float:
+        return 0.008 + 0.001 * cut.cost
+
+    random = Random(9)
     mill = Mill(
         workers=2,
         max_batch_size=16,
@@ -184,15 +184,10 @@ def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
     mill.submit(*(Asked(None, rows=2, cost=20.0) for _ in range(1200)))
     full, soon = 0.168, 1.0
     while mill.batcher.waiting_rows > 100:
-        ends = {dispatch.at + 0.008 + 0.001 * dispatch.cost: dispatch for dispatch in mill.batcher.running.values()}
-        mill.advance(min(soon, *ends))
-        if mill.now == soon:
-            mill.submit(of(10.0, mill.now))
-            soon += random.expovariate(8.0)
-            continue
-        finished = ends[mill.now]
-        mill.finish(finished)
-        waits += [mill.now - each.arrival for each in finished.requests if not each.large]
+        mill.play(seconds, soon)
+        mill.submit(of(10.0, mill.now))
+        soon += random.expovariate(8.0)
+    waits = [cut.at + seconds(cut) - each.arrival for cut in mill.cuts for each in cut.requests if not each.large]
     assert len(waits) > 50
     assert max(waits) <= 1.3 * full  # twice as long, if the crowd filled up its batch
     beside = [

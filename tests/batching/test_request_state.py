@@ -6,24 +6,17 @@ from typing import Any
 import numpy
 import pytest
 from tests.batching.mill import Asked, listed
+from tests.rings import subcases
 
-from weir.batching.request_state import (
-    TensorGather,
-    dispatch,
-    finish_each,
-    is_gone,
-    refuse,
-    rows_left,
-    settle,
-    steps,
-)
+from weir.batching import request_state
+from weir.batching.request_state import dispatch
 from weir.errors import ModelError, Overloaded, Unsupported
 from weir.messages import Dispatch, Kind, Reason, Wakeup
 
 
-@pytest.mark.parametrize("other", [{"y": numpy.zeros((2, 2))}, {"x": numpy.zeros((2, 3))}, {"x": None}, None])
+@subcases("other", [{"y": numpy.zeros((2, 2))}, {"x": numpy.zeros((2, 3))}, {"x": None}, None])
 def test_pieces_that_do_not_fit_together(other: object) -> None:
-    gather = TensorGather(4)
+    gather = request_state.TensorGather(4)
     gather.put(0, 2, {"x": numpy.zeros((2, 2))})
     assert gather.put(2, 4, other)
     result = gather.result()
@@ -31,7 +24,7 @@ def test_pieces_that_do_not_fit_together(other: object) -> None:
     assert "cannot be combined" in result.message
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("request_", "expected"),
     [
         (Asked(0), 1),
@@ -44,12 +37,12 @@ def test_pieces_that_do_not_fit_together(other: object) -> None:
     ],
 )
 def test_steps(request_: Asked, expected: int) -> None:
-    assert steps(request_) == expected
+    assert request_state.steps(request_) == expected
 
 
 def test_a_request_that_is_refused_fails() -> None:
     request, error = Asked(0), Overloaded("full")
-    refuse(request, error)
+    request_state.refuse(request, error)
     assert request.settled
     assert request.ends == [error]
 
@@ -61,7 +54,7 @@ class Leaving(Asked):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         super().finish(output, dispatch)
-        settle(self.other)
+        request_state.settle(self.other)
         raise RuntimeError("this caller's frontend is broken")
 
 
@@ -69,7 +62,7 @@ def test_an_answer_may_end_another_request_of_its_batch() -> None:
     first, second, third = Leaving(0), Asked(1), Asked(2)
     first.other, failed = second, list[Any]()
     cut = Dispatch(1, 0, [first, second, third], None, 3, 3.0, Reason.IDLE, 3, 0.0, None, Wakeup.ARRIVAL, 0.0)
-    unwanted = finish_each(
+    unwanted = request_state.finish_each(
         cut.requests, ["a", "b", "c"], cut, lambda request: failed.append((request, sys.exc_info()[0]))
     )
     assert (first.ends, second.ends, third.ends) == (["a"], [], ["c"])
@@ -88,12 +81,12 @@ def test_a_request_is_gone_once_its_last_piece_is_dispatched() -> None:
     request, left = Asked([1, 2, 3], kind=Kind.ITEMS, rows=6), []
     for stop in (0, 1, 3):
         dispatch(request, stop, 3)
-        left.append((rows_left(request), is_gone(request)))
+        left.append((request_state.rows_left(request), request_state.is_gone(request)))
     assert left == [(6, False), (4, False), (0, True)]
 
 
 def test_tensors_are_joined_in_order() -> None:
-    gather = TensorGather(5)
+    gather = request_state.TensorGather(5)
     assert not gather.put(3, 5, {"x": numpy.array([3, 4])})
     assert not gather.put(3, 5, {"x": numpy.array([9, 9])})
     assert gather.put(0, 3, {"x": numpy.array([0, 1, 2])})

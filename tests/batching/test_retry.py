@@ -2,6 +2,7 @@
 
 import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
+from tests.rings import subcases
 
 from weir.batching.collate import Entry, entries_of
 from weir.batching.retry import draft_of
@@ -98,7 +99,7 @@ def test_a_worker_that_is_ready_before_the_timer_runs_no_expired_suspects() -> N
     assert not mill.batcher.has_left_out
 
 
-@pytest.mark.parametrize("rest", [{}, {"priority": -1}])
+@subcases("rest", [{}, {"priority": -1}])
 def test_an_expired_suspect_of_which_a_part_still_waits_ends_once(rest: dict[str, int]) -> None:
     mill = Mill(max_batch_size=2)
     request, other = listed(4, timeout=1.0, **rest), Asked("other")

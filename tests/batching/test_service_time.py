@@ -33,7 +33,7 @@ def test_a_part_is_done_sooner_unless_batches_cost_the_same() -> None:
     assert not flat.is_sooner(8, 16, 0.75)
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@subcases("padded", [False, True])
 def test_before_anything_was_measured(padded: bool) -> None:
     service = ServiceTime(padded=padded)
     assert service.expected(64) == service.upper(64) == service.lower(64) == service.alone(1, 512.0) == 0.0
@@ -152,7 +152,7 @@ def test_a_deadline_that_a_short_text_makes_and_a_long_one_does_not() -> None:
         mill.batcher.submit(of(200.0, mill.now, timeout=0.06), mill.now)
 
 
-@pytest.mark.parametrize(("timeout", "refused"), [(30.0, False), (0.36, True)])
+@subcases(("timeout", "refused"), [(30.0, False), (0.36, True)])
 def test_who_can_wait_longer_is_not_ahead_of_one_that_cannot(timeout: float, refused: bool) -> None:
     mill = taught(max_queue_size=8)
     for _ in range(5):

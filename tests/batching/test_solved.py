@@ -1,15 +1,15 @@
 """The batcher with a solved policy: traffic that comes and goes, many groups, several workers; nobody waits for ever."""
 
 from collections.abc import Hashable, Sequence
-from math import inf
 
 import numpy as np
 import pytest
 from tests.batching.mill import Asked, Mill
 from tests.policy.banks import PROFILE, RATES, bank
+from tests.rings import subcases
 
 from weir.errors import Overloaded
-from weir.messages import Reason
+from weir.messages import Dispatch, Reason
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import SILENCE, filling_of
 
@@ -24,27 +24,14 @@ def mill_of(policy: SolvedPolicy, workers: int = 1) -> Mill:
 def drive(mill: Mill, times: Sequence[float], keys: Sequence[Hashable] = (None,)) -> None:
     """Let requests arrive at `times`, of the groups `keys` in turn, and every batch take the profile's time."""
     for number, instant in enumerate(times):
-        work_until(mill, instant)
+        mill.play(seconds, instant)
         mill.submit(Asked(number, instant, FOR_EVER, key=keys[number % len(keys)]))
-    work_until(mill, inf)
+    mill.play(seconds)
 
 
-def work_until(mill: Mill, instant: float) -> None:
-    """Let time pass, to the next end of a batch or wait at a time."""
-    while True:
-        ends = [
-            (each.at + PROFILE.service_time_ms[each.rows - 1] / 1000.0, each) for each in mill.batcher.running.values()
-        ]
-        end, dispatch = min(ends, default=(inf, None), key=lambda pair: pair[0])
-        wakeup = mill.batcher.next_wakeup
-        soonest = min(end, inf if wakeup is None or wakeup > FOR_EVER / 2 else wakeup)
-        if soonest > instant or soonest == inf:
-            break
-        mill.advance(soonest)
-        if dispatch is not None and end == soonest:
-            mill.finish(dispatch)
-    if instant < inf:
-        mill.advance(instant)
+def seconds(cut: Dispatch) -> float:
+    """Return how long a batch takes."""
+    return float(PROFILE.service_time_ms[cut.rows - 1]) / 1000.0
 
 
 def waits(mill: Mill) -> list[float]:
@@ -77,7 +64,7 @@ def test_it_does_wait_as_long_as_traffic_lasts() -> None:
     assert sum(cut.rows < 4 for cut in mill.cuts[20:]) < 0.05 * len(sizes)  # guards are for silences
 
 
-@pytest.mark.parametrize("groups", [2, 10, 100])
+@subcases("groups", [2, 10, 100])
 def test_of_many_groups_none_waits_longer_than_its_line_may_take_to_fill(groups: int) -> None:
     mill = mill_of(SolvedPolicy(bank()))
     drive(mill, bursts(60.0, 1e9, 0.0, 600), keys=range(groups))
@@ -93,7 +80,7 @@ def test_an_arrival_beyond_the_bound_of_the_table_is_refused() -> None:
     start, refused = mill.now, 0
     for number in range(2000):
         instant = start + number / 2000.0
-        work_until(mill, instant)
+        mill.play(seconds, instant)
         try:
             mill.submit(Asked(number, instant, FOR_EVER))
         except Overloaded as error:
@@ -104,7 +91,7 @@ def test_an_arrival_beyond_the_bound_of_the_table_is_refused() -> None:
     # It serves 667 rows a second, and those that were let in waited for hardly more than a batch and a half.
     assert refused == pytest.approx(2000 - 667, abs=100)
     assert max(waits(mill)[-300:]) < 0.03
-    work_until(mill, inf)
+    mill.play(seconds)
     drive(mill, [mill.now + 10.0 + number / 50.0 for number in range(60)])
     assert mill.batcher.max_waiting == mill.settings.max_queue_size
 

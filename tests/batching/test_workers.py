@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.batching.mill import many
+from tests.rings import subcases
 
 from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.settings import BatchingSettings
@@ -204,7 +205,7 @@ def test_a_worker_with_a_batch_ahead_ends_both_before_another_model_has_it() -> 
     assert [name for _, name, _ in course.ran] == ["busy", "busy", "other", "busy", "busy"]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("order", "names"),
     [
         ("oldest", ["first", "few", "many", "many"]),
@@ -371,7 +372,7 @@ def test_a_reserved_worker_runs_no_batch_of_another_model() -> None:
     assert course.shared.holders(0) == []
 
 
-@pytest.mark.parametrize("end", ["release", "lost"])
+@subcases("end", ["release", "lost"])
 def test_a_reservation_does_not_count_against_the_models_requests(end: str) -> None:
     course = Course(workers=1)
     first, second = course.join("first"), course.join("second")

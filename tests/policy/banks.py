@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from weir.messages import Reason
@@ -83,6 +82,3 @@ class Feed:
 def served(rows: int, limit: int) -> Decision:
     """Return the decision to serve so many rows by a table of that limit."""
     return Decision(rows, Reason.POLICY, None, limit)
-
-
-__all__ = ["LIMITS", "PROFILE", "RATES", "Feed", "bank", "np", "promised", "searched", "served"]

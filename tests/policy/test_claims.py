@@ -49,9 +49,8 @@ def test_long_lines_are_served_as_they_were_evaluated() -> None:
             assert seen.low < claimed < seen.high
 
 
-@pytest.mark.parametrize("seed", spread(range(40), 10))
-def test_times_and_energies_that_make_no_sense_are_solved_too(seed: int) -> None:
-    """Where nothing rises with the batch the truncated model once stalled, 21 % above the least cost."""
+def odd(seed: int) -> tuple[Profile, float, Prices]:
+    """Return times and energies that make no sense, rows per second and weights."""
     rng = np.random.default_rng(seed)
     largest = int(rng.integers(1, 25))
     sizes = np.arange(1.0, largest + 1.0)
@@ -59,7 +58,14 @@ def test_times_and_energies_that_make_no_sense_are_solved_too(seed: int) -> None
     cv = np.full(largest, rng.choice([0.0, rng.uniform(0.0, 2.0)]))
     profile = Profile(times, 10.0 ** rng.uniform(0.0, 3.0, largest), cv)
     rate = float(rng.choice([0.99, rng.uniform(0.01, 0.99)])) * profile.max_rate
-    prices = Prices(1.0, 10.0 ** rng.uniform(-6.0, 6.0))
+    return profile, rate, Prices(1.0, 10.0 ** rng.uniform(-6.0, 6.0))
+
+
+@pytest.mark.parametrize("seed", spread(range(40), 10))
+def test_times_and_energies_that_make_no_sense_are_solved_too(seed: int) -> None:
+    """Where nothing rises with the batch the truncated model once stalled, 21 % above the least cost."""
+    profile, rate, prices = odd(seed)
+    largest = profile.max_batch_size
     solution = solve(profile, rate, prices)
     assert solution.performance.cost == pytest.approx(solution.cost, rel=1e-9)
     rules = [greedy_table(largest), full_batch_table(profile)]
@@ -68,3 +74,30 @@ def test_times_and_energies_that_make_no_sense_are_solved_too(seed: int) -> None
     assert solution.cost - solution.error_bound <= least * (1.0 + 1e-9)
     assert solution.cost <= least * (1.0 + 1e-6)
     assert solution.error_bound <= 1e-4 * solution.cost
+
+
+@pytest.mark.parametrize("seed", spread(range(24), 4))
+def test_units_do_not_matter(seed: int) -> None:
+    """Powers of 2, so that rounding is the same too."""
+    profile, rate, prices = odd(seed)
+    weight = prices.energy_weight
+    solved = solve(profile, rate, prices)
+    slower = solve(profile.scaled(time=16.0), rate / 16.0, Prices(1.0 / 16.0, 16.0 * weight))
+    dearer = solve(profile.scaled(energy=8.0), rate, Prices(1.0, weight / 8.0))
+    for other in (slower, dearer):
+        assert other.table.tolist() == solved.table.tolist()
+        assert other.cost == pytest.approx(solved.cost, rel=1e-12)
+    assert slower.performance.response_time_ms == pytest.approx(16.0 * solved.performance.response_time_ms, rel=1e-9)
+    assert dearer.performance.power_w == pytest.approx(8.0 * solved.performance.power_w, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", spread(range(8), 4))
+def test_every_table_of_a_bank_is_stable_at_every_rate(seed: int) -> None:
+    """By the stationary law: what is served is what arrives, also at rates that the table was not solved for."""
+    profile, _, prices = odd(seed)
+    bank = solve_bank(profile, prices, rates=np.array([0.01, 0.3, 0.95]) * profile.max_rate)
+    for table in bank.tables:
+        assert int(table[-1]) == profile.best_batch_size
+        for load in (0.1, 0.8, 0.98):
+            seen = evaluate(profile, load * profile.max_rate, table)
+            assert seen.throughput == pytest.approx(load * profile.max_rate, rel=1e-6)

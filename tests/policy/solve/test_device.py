@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from benchmarks.policies.two_models import TwoModels
+from tests.rings import subcases
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
@@ -19,7 +20,7 @@ def loads(*parts: tuple[Profile, float], energy_weight: float = 0.0) -> list[Dev
     return [DeviceLoad(profile, part * profile.max_rate, 1.0, energy_weight) for profile, part in parts]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("first", "second", "energy_weight", "excess"),
     [(0.2, 0.2, 0.0, 0.01), (0.35, 0.3, 0.0, 0.02), (0.25, 0.3, 0.5, 0.01), (0.1, 0.2, 2.0, 0.02)],
 )

@@ -94,9 +94,7 @@ def varied(profile: Profile, cv: float) -> Profile:
     return Profile(profile.service_time_ms, profile.energy_mj, np.full(profile.max_batch_size, cv))
 
 
-@pytest.mark.parametrize(
-    ("profile", "cv", "loads"), [(LINEAR, 0.0, (0.1, 0.95)), (STEPPED, 0.5, (0.7,)), (FLAT, 1.0, (0.4,))]
-)
+@subcases(("profile", "cv", "loads"), [(LINEAR, 0.0, (0.1, 0.95)), (STEPPED, 0.5, (0.7,)), (FLAT, 1.0, (0.4,))])
 def test_tables_cost_what_those_of_the_papers_model_cost(profile: Profile, cv: float, loads: tuple[float, ...]) -> None:
     measured = varied(profile, cv)
     for load in loads:
