@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import suppress
 from typing import Any
 
 from weir import InvalidRequest, Model, Tensor
@@ -33,18 +32,6 @@ class Dangerous(Model):
             os._exit(3)
         if "poison" in batch:
             raise ArithmeticError("poison")
-        return [x * x for x in batch]
-
-
-class Gated(Model):
-    """Computes only once somebody has opened the named pipe `gate` for writing, or taken it away."""
-
-    def __init__(self, gate: str) -> None:
-        self.gate = gate
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        with suppress(FileNotFoundError), open(self.gate, "rb") as gate:
-            gate.read()
         return [x * x for x in batch]
 
 

@@ -1,13 +1,13 @@
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import Square, serving, turns
+from tests.serving.kit import Square, serving, squares, turns
 
-from weir import ModelError, ModelNotReady, Service
+from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Service, ValidationFailed
 from weir.errors import Cancelled
 from weir.messages import Events
 from weir.testing import FakeExecutor
@@ -161,3 +161,195 @@ async def test_every_way_to_wait_gives_the_answer_or_the_error(way: str) -> None
             await WAYS[way](rig.service)
         error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
         assert isinstance(error, ModelError) and error.message == "no"
+
+
+async def slowly(items: Any) -> AsyncIterator[Any]:
+    for item in items:
+        await asyncio.sleep(0)
+        yield item
+
+
+def plainly(items: Any) -> Iterator[Any]:
+    yield from items
+
+
+SOURCES = [plainly, slowly]
+
+
+async def test_a_list_a_range_and_nothing_can_be_streamed() -> None:
+    async with serving() as rig:
+        assert [answer async for answer in rig.service.stream([3, 4])] == [9, 16]
+        assert [answer async for answer in rig.service.stream(range(1000))] == squares(list(range(1000)))
+        assert [answer async for answer in rig.service.stream([])] == []
+        assert [answer async for answer in rig.service.stream(slowly([]))] == []
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_answers_come_in_the_order_of_the_items(source: Any) -> None:
+    async with serving(workers=3, places=2, max_batch_size=7) as rig:
+        answers = [answer async for answer in rig.service.stream(source(range(500)))]
+        assert answers == squares(list(range(500)))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_no_more_is_pulled_than_the_window_holds(source: Any) -> None:
+    pulled = 0
+
+    def counting() -> Iterator[int]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield pulled
+
+    async with serving(None, max_batch_size=8) as rig:
+        stream = rig.service.stream(source(counting()))
+        first = asyncio.ensure_future(anext(stream))
+        await turns(200)
+        assert pulled == rig.service.stream_size == 16
+        rig.executor.answer_next(squares)
+        assert await first == 1
+        await turns(200)
+        assert pulled <= 17
+        await stream.aclose()
+
+
+async def test_batches_are_full_while_a_stream_flows() -> None:
+    async with serving(max_batch_size=8) as rig:
+        async for _ in rig.service.stream(range(800)):
+            pass
+        assert len(rig.executor.sizes) <= 110
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_inputs_and_errors_are_returned_on_request(source: Any) -> None:
+    def picky(batch: list[Any]) -> list[Any]:
+        return [ModelError("odd") if x % 2 else x for x in batch]
+
+    async with serving(picky) as rig:
+        pairs = [
+            (item, answer if isinstance(answer, int) else type(answer))
+            async for item, answer in rig.service.stream(source(range(4)), return_inputs=True, return_errors=True)
+        ]
+        assert pairs == [(0, 0), (1, ModelError), (2, 2), (3, ModelError)]
+        seen = []
+        with pytest.raises(ModelError, match="odd"):
+            async for answer in rig.service.stream(source(range(4))):
+                seen.append(answer)
+        assert seen == [0]
+        await turns()
+        assert rig.service.state()["waiting"] == 0
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_an_error_of_the_source_comes_after_the_answers_before_it(source: Any) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(3)
+        raise KeyError("source")
+
+    async with serving() as rig:
+        seen = []
+        with pytest.raises(KeyError, match="source"):
+            async for answer in rig.service.stream(source(broken())):
+                seen.append(answer)
+        assert seen == [0, 1, 4]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("way", ["aclose", "drop", "cancel"])
+async def test_leaving_half_way_withdraws_what_is_under_way(source: Any, way: str) -> None:
+    async with serving(None, max_batch_size=4) as rig:
+        stream = rig.service.stream(source(range(1000)))
+        waiting = asyncio.ensure_future(anext(stream))
+        await turns(50)
+        if way == "cancel":
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        else:
+            rig.executor.answer_next(squares)
+            assert await waiting == 0
+        if way == "aclose":
+            await stream.aclose()
+        del stream, waiting
+        gc.collect()
+        await turns(50)
+        state = rig.service.state()
+        assert (state["waiting"], state["waiting_outside"]) == (0, 0)
+        assert len(asyncio.all_tasks()) == 1
+        assert rig.executor.cancelled
+
+
+async def test_the_timeout_is_each_items_own() -> None:
+    async with serving(None, max_batch_size=1) as rig:
+        stream = rig.service.stream(range(3), timeout=5.0, return_errors=True)
+        first = asyncio.ensure_future(anext(stream))
+        await turns()
+        rig.executor.answer_next(squares)
+        assert await first == 0
+        second = asyncio.ensure_future(anext(stream))
+        await turns()
+        rig.clock.advance(5.0)
+        assert isinstance(await second, DeadlineExceeded)
+        third = asyncio.ensure_future(anext(stream))
+        await turns()
+        assert isinstance(await third, DeadlineExceeded)
+
+
+class Odd(Model):
+    def predict(self, batch: list[int]) -> list[Any]:
+        return [ModelError("odd") if x % 2 else x for x in batch]
+
+
+async def test_errors_in_an_abandoned_stream_are_not_logged() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    async with Service(Odd, executor="inline") as service:
+        stream = service.stream(range(10))
+        assert await anext(stream) == 0
+        await turns(50)
+        await stream.aclose()
+        del stream
+        gc.collect()
+    assert complaints == []
+
+
+async def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
+    async def clinging() -> AsyncIterator[int]:
+        try:
+            for item in range(3):
+                yield item
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+    async with serving(None, max_batch_size=2) as rig:
+        waiting = asyncio.ensure_future(anext(rig.service.stream(clinging())))
+        await turns(50)
+        assert rig.service.state()["waiting"] >= 1
+        for _ in range(2):  # the second one while the first waits for the source
+            waiting.cancel()
+            await turns(50)
+        assert rig.service.state()["waiting"] == 0
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_a_preprocessor_sees_each_item_and_fails_it_alone(source: Any) -> None:
+    def digits(text: str) -> int:
+        if text == "none":
+            raise ValidationFailed("there is none")
+        return int(text)
+
+    async with serving() as rig:
+        items = ["3", "x", "4", "none"]
+        stream = rig.service.stream(source(items), preprocessor=digits, return_inputs=True, return_errors=True)
+        pairs = [pair async for pair in stream]
+        assert [item for item, _ in pairs] == items
+        assert [answer for _, answer in pairs if isinstance(answer, int)] == [9, 16]
+        assert type(pairs[1][1]) is InvalidRequest
+        assert isinstance(pairs[1][1].__cause__, ValueError)
+        assert str(pairs[1][1]).startswith("the preprocessor of the stream raised ValueError(")
+        assert type(pairs[3][1]) is ValidationFailed
+        seen = []
+        with pytest.raises(InvalidRequest, match="preprocessor"):
+            async for answer in rig.service.stream(source(items), preprocessor=digits):
+                seen.append(answer)
+        assert seen == [9]

@@ -1,17 +1,29 @@
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.serving.kit import Square, request, serving, squares, turns
+from tests.rings import subcases
+from tests.serving.kit import Rig, Square, Watch, request, serving, squares, turns
 from tests.serving.models import Total
 
-from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Overloaded, Service
-from weir.errors import ModelCrashed
+from weir import (
+    Conflict,
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    Model,
+    ModelError,
+    ModelNotReady,
+    Overloaded,
+    Service,
+)
 from weir.messages import Batch, Dispatch, Events, Kind, Reason, Timing
-from weir.testing import FakeExecutor, FakeRequest
+from weir.policy.decision import Decision, Observation
+from weir.testing import FakeExecutor, FakeRequest, RecordingObserver
 
 
 async def test_all_requests_of_one_turn_share_a_batch() -> None:
@@ -21,20 +33,6 @@ async def test_all_requests_of_one_turn_share_a_batch() -> None:
         assert [each.output for each in requests] == squares(list(range(10)))
         assert rig.executor.sizes == [10]
         assert requests[0].dispatch is requests[9].dispatch
-
-
-async def test_late_arrivals_join_until_a_worker_is_free() -> None:
-    async with serving(None, max_batch_size=4) as rig:
-        request(rig.service, 0)
-        await turns()
-        for item in range(1, 7):
-            request(rig.service, item)
-            await turns()
-        assert rig.executor.payloads == [[0]]
-        rig.executor.answer_next(squares)
-        assert rig.executor.payloads == [[0], [1, 2, 3, 4]]
-        rig.executor.answer_next(squares)
-        assert rig.executor.payloads[2] == [5, 6]
 
 
 async def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
@@ -231,17 +229,6 @@ async def test_a_lost_worker_is_answered_for_by_another() -> None:
         assert rig.service.state()["batches"]["retry"] == 2
 
 
-async def test_what_kills_its_worker_alone_twice_has_crashed_the_model() -> None:
-    async with serving(None) as rig:
-        killer = rig.service.infer("killer")
-        await turns()
-        for _ in range(2):
-            rig.executor.lose(0)
-            rig.executor.revive(0)
-        with pytest.raises(ModelCrashed, match="killed by the test"):
-            await killer
-
-
 async def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
     async with serving(None) as rig:
         call = rig.service.infer(1)
@@ -349,3 +336,274 @@ class Sized(Model):
     @classmethod
     def measure(cls, item: Any) -> Any:
         return len(item)
+
+
+# driver.py: how it stops, and what observers hear of it.
+
+
+async def test_draining_refuses_new_work_and_finishes_what_was_accepted() -> None:
+    async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
+        accepted = [rig.service.infer(item) for item in range(7)]
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(10.0))
+        await turns()
+        assert rig.service.draining
+        assert rig.service.not_ready_reason == "draining"
+        with pytest.raises(Draining):
+            await rig.service.infer("new")
+        while rig.executor.pending:
+            assert not stopping.done()
+            rig.executor.answer_next(squares)
+            await turns()
+        await stopping
+        assert await asyncio.gather(*accepted) == squares(list(range(7)))
+        assert rig.executor.stopped
+
+
+async def test_draining_ends_a_wait_of_the_policy() -> None:
+    async with serving(policy="full") as rig:
+        call = rig.service.infer(3)
+        await turns()
+        assert rig.executor.sizes == []
+        await rig.service.stop(10.0)
+        assert await call == 9
+
+
+async def test_what_is_unfinished_when_draining_ends_fails() -> None:
+    async with serving(None, max_queue_size=1) as rig:
+        calls = [rig.service.infer("running")]
+        await turns()
+        calls += [rig.service.infer("in line"), rig.service.infer("outside")]
+        stopping = asyncio.ensure_future(rig.service.stop(5.0))
+        await turns()
+        rig.clock.advance(4.9)
+        await turns()
+        assert not stopping.done()
+        rig.clock.advance(0.2)
+        await stopping
+        for call in calls:
+            with pytest.raises(Draining, match="stopped before the response was ready"):
+                await call
+
+
+async def test_a_second_stop_in_a_hurry_ends_the_first() -> None:
+    async with serving(None) as rig:
+        call = rig.service.infer("running")
+        await turns()
+        patient = asyncio.ensure_future(rig.service.stop(100.0))
+        await turns()
+        await rig.service.stop(0.0)
+        await patient
+        with pytest.raises(Draining):
+            await call
+
+
+async def test_a_cancelled_stop_still_ends_the_workers() -> None:
+    async with serving(None) as rig:
+        rig.service.infer("running")
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(100.0))
+        await turns()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert rig.executor.stopped
+
+
+async def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RecordingObserver):
+        def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
+            raise KeyError("a bug of the observer")
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        sound = RecordingObserver()
+        async with Service(Square, executor=FakeExecutor(squares), observers=[Broken(), sound]) as service:
+            assert await asyncio.gather(*map(service.infer, range(3))) == [0, 1, 4]
+        assert sound.ends == 3
+    assert "observer 'Broken' raised at 'answered'" in caplog.text
+
+
+async def test_stopping_while_loading_does_not_end_ready() -> None:
+    class Slow(FakeExecutor):
+        async def start(self, listener: Any) -> None:
+            await turns()
+            await super().start(listener)
+
+    service = Service(Square, executor=Slow(squares))
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.sleep(0)
+    assert service.not_ready_reason == "loading"
+    await service.stop()
+    await starting
+    assert service.not_ready_reason == "stopped"
+
+
+async def test_a_start_that_is_cancelled_has_stopped_the_service() -> None:
+    class Slow(FakeExecutor):
+        async def start(self, listener: Any) -> None:
+            await asyncio.Event().wait()
+
+    service = Service(Square, executor=Slow(squares))
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert service.not_ready_reason == "stopped"
+
+
+# Workers that join and leave while a service runs.
+
+
+async def running(rig: Rig, item: int) -> FakeRequest:
+    """Return a request that is a batch of its own."""
+    made = request(rig.service, item)
+    await turns()
+    return made
+
+
+async def test_a_worker_that_joins_gets_batches() -> None:
+    async with serving(None) as rig:
+        request(rig.service, 1)
+        await turns()
+        request(rig.service, 2)
+        await turns()
+        assert len(rig.executor.pending) == 1
+        await rig.service.add_worker()
+        assert [worker for worker, _ in rig.executor.pending] == [0, 1]
+        assert rig.service.workers.workers == len(rig.service.state()["workers"]) == 2
+        assert rig.heard.worker_changes[-1] == (1, "ready", "")
+
+
+async def test_a_worker_that_leaves_finishes_what_it_has() -> None:
+    async with serving(None) as rig:
+        await rig.service.add_worker()
+        requests = [await running(rig, item) for item in (1, 2)]
+        leaving = asyncio.ensure_future(rig.service.remove_worker())
+        last = request(rig.service, 3)
+        await turns()
+        assert [worker for worker, _ in rig.executor.pending] == [0, 1] and not leaving.done()
+        rig.executor.pending.reverse()
+        rig.executor.answer_next(squares)
+        await leaving
+        assert rig.heard.worker_changes[-1] == (1, "stopped", "")
+        assert (rig.service.workers.workers, len(rig.executor.states())) == (1, 1)
+        rig.executor.answer_next(squares)
+        rig.executor.answer_next(squares)
+        assert [each.output for each in (*requests, last)] == [1, 4, 9]
+
+
+async def test_what_a_leaving_worker_does_not_finish_runs_again_elsewhere() -> None:
+    async with serving(None, drain_timeout=5.0) as rig:
+        await rig.service.add_worker()
+        requests = [await running(rig, item) for item in (1, 2)]
+        leaving = asyncio.ensure_future(rig.service.remove_worker())
+        await turns()
+        rig.executor.answer_next(squares)
+        rig.clock.advance(5.0)
+        await leaving
+        assert [worker for worker, _ in rig.executor.pending] == [1, 0]
+        rig.executor.pending.pop(0)
+        rig.executor.answer_next(squares)
+        assert [each.output for each in requests] == [1, 4]
+
+
+async def test_a_leaving_worker_that_dies_does_not_come_back() -> None:
+    async with serving(None) as rig:
+        await rig.service.add_worker()
+        requests = [await running(rig, item) for item in (1, 2)]
+        leaving = asyncio.ensure_future(rig.service.remove_worker())
+        await turns()
+        rig.executor.lose(1)
+        rig.executor.revive(1)
+        await leaving
+        assert [worker for worker, _ in rig.executor.pending] == [0]
+        while rig.executor.pending:
+            rig.executor.answer_next(squares)
+        assert [each.output for each in requests] == [1, 4]
+
+
+async def test_what_cannot_be_is_refused() -> None:
+    async with serving() as rig:
+        with pytest.raises(Conflict, match="has one worker left"):
+            await rig.service.remove_worker()
+    for change in (rig.service.add_worker, rig.service.remove_worker):
+        with pytest.raises(ModelNotReady, match="'square' is not ready: stopped"):
+            await change()
+    inline = Service(Square, executor="inline")
+    async with inline:
+        with pytest.raises(Conflict, match="InlineExecutor has a fixed number of workers: none can be added"):
+            await inline.add_worker()
+        with pytest.raises(Conflict, match="none can be removed"):
+            await inline.executor.remove_worker()
+
+
+class Counted(Model):
+    """Its third instance does not load."""
+
+    def load(self) -> None:
+        if self.worker_index == 2:
+            raise ValueError("no room for a third")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [self.worker_index for _ in batch]
+
+
+@subcases("executor", ["process", "thread"])
+async def test_real_workers_join_and_leave(executor: str) -> None:
+    watch = Watch()
+    async with Service(Counted, executor=executor, observers=[watch], max_batch_size=1) as service:
+        await service.add_worker()
+        assert await service.infer_many([0] * 20, timeout=30) != []
+        with pytest.raises(ModelError, match="no room for a third"):
+            await service.add_worker()
+        assert [state.state for state in service.executor.states()] == ["ready", "ready"]
+        assert set(await service.infer_many([0] * 20)) <= {0, 1}
+        await service.remove_worker()
+        assert [state.state for state in service.executor.states()] == ["ready"]
+        assert set(await service.infer_many([0] * 20)) == {0}
+        await service.add_worker()
+        assert len(service.executor.states()) == 2
+    assert {change[:2] for change in watch.worker_changes} == {(0, "ready"), (1, "ready"), (1, "stopped")}
+
+
+async def test_hooks_follow_the_workers() -> None:
+    class Hooked(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            return [item + 1 for item in batch]
+
+    executor = FakeExecutor(squares)
+    async with Hooked(Square, executor=executor, max_batch_size=1) as service:
+        await service.add_worker()
+        assert await service.infer_many([1, 2, 3]) == [4, 9, 16]
+        await service.remove_worker()
+        assert await service.infer_many([1, 2, 3]) == [4, 9, 16]
+        assert len(executor.states()) == 1
+
+
+# A service whose policy keeps the line short, or remembers what it saw.
+
+
+class Short:
+    """Greedy, with two rows waiting at most."""
+
+    def __init__(self) -> None:
+        self.max_waiting = 2
+        self.decisions = 0
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch one."""
+        self.decisions += 1
+        return Decision(1)
+
+    def fresh(self) -> "Short":
+        """Return one that was never asked."""
+        return Short()
+
+
+async def test_each_service_has_a_memory_of_its_own() -> None:
+    policy = Short()
+    async with serving(policy=policy) as one, serving(policy=policy) as other:
+        assert await one.service.infer(3) == 9
+        mine, others = one.service.policy, other.service.policy
+        assert isinstance(mine, Short)
+        assert isinstance(others, Short)
+        assert (policy.decisions, mine.decisions, others.decisions) == (0, 1, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.workers.outsiders import Outsider
 
 import weir
@@ -80,7 +81,7 @@ async def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: 
         assert service.ready
 
 
-@pytest.mark.parametrize("address", ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:10.1.2.3:9"])
+@subcases("address", ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:10.1.2.3:9"])
 def test_a_server_takes_workers_of_other_machines_only_if_allowed(address: str) -> None:
     model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": address})
     with pytest.raises(weir.SettingsError, match="--allow-control"):

@@ -217,17 +217,6 @@ class SlowAndPicky(Model):
         return batch
 
 
-class SlowStream(Model):
-    """Gives each item back five times, each time after half a second."""
-
-    streaming = True
-
-    def predict(self, batch: list[Any]) -> Any:
-        for _ in range(5):
-            time.sleep(0.5)
-            yield dict(enumerate(batch))
-
-
 class Forked(Model):
     """Shares what it has loaded, and tells of it."""
 

@@ -14,43 +14,55 @@ from weir.workers.settings import WorkerSettings
 
 
 class Recorder:
-    """Remembers what a pool said."""
+    """A Listener that remembers what an executor said; `log` has what `next` has not returned yet."""
 
     def __init__(self) -> None:
         self.ready: list[tuple[int, int]] = []
         self.lost: list[tuple[int, str]] = []
-        self.leaving: list[int] = []
-        self.reports: list[tuple[int, Sequence[MetricReport]]] = []
         self.events: dict[int, Events] = {}
         self.ended: set[int] = set()
         self.reasons: list[str] = []
+        self.log: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._heard = asyncio.Event()
+
+    def _note(self, kind: str, what: Any) -> None:
+        self.log.put_nowait((kind, what))
+        self._heard.set()
 
     def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         self.ready.append((worker, places))
-        self._heard.set()
+        self._note("ready", places)
 
     def worker_lost(self, worker: int, reason: str) -> None:
         self.lost.append((worker, reason))
-        self._heard.set()
+        self._note("lost", reason)
 
     def worker_leaves(self, worker: int) -> None:
-        self.leaving.append(worker)
-        self._heard.set()
+        self._note("leaves", worker)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        self.reports.append((worker, reports))
-        self._heard.set()
+        self._note("measured", reports)
 
     def received(self, worker: int, events: Events) -> None:
         self.events[events.batch_id] = events
         if events.final:
             self.ended.add(events.batch_id)
-        self._heard.set()
+        self._note("events", events)
 
     def unavailable(self, reason: str) -> None:
         self.reasons.append(reason)
-        self._heard.set()
+        self._note("unavailable", reason)
+
+    async def next(self, kind: str) -> Any:
+        """Wait for the next thing said, which must be of this kind; return it."""
+        said, what = await self.log.get()
+        assert said == kind, (said, what)
+        return what
+
+    def forget(self) -> None:
+        """Let go of the results that were heard of, whose memory may be lent."""
+        self.events.clear()
+        self.log = asyncio.Queue()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until what was heard fulfils `condition`."""

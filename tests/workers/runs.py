@@ -1,11 +1,10 @@
-"""Runs models through a Runner, as a worker does, and records what an executor says."""
+"""Runs models through a Runner, as a worker does."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from weir.messages import OBJECT, Batch, Events
-from weir.metrics import MetricReport
+from weir.messages import OBJECT, Batch
 from weir.model import Model
 from weir.workers.run.runner import RunnableModel, Runner
 
@@ -51,34 +50,3 @@ def run_in_stopped_time(main: Callable[[StoppedClock], Coroutine[Any, Any, None]
     loop = StoppedClock()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(main(loop))
-
-
-class Heard:
-    """A Listener that keeps what it hears, for tests to wait for."""
-
-    def __init__(self) -> None:
-        self.log: asyncio.Queue[Any] = asyncio.Queue()
-
-    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
-        self.log.put_nowait(("ready", worker, places))
-
-    def worker_lost(self, worker: int, reason: str) -> None:
-        self.log.put_nowait(("lost", worker, reason))
-
-    def worker_leaves(self, worker: int) -> None:
-        raise AssertionError("no worker leaves")
-
-    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
-        self.log.put_nowait(("measured", worker, reports))
-
-    def received(self, worker: int, events: Events) -> None:
-        self.log.put_nowait(("events", worker, events))
-
-    def unavailable(self, reason: str) -> None:
-        self.log.put_nowait(("unavailable", reason))
-
-    async def next(self, kind: str) -> Any:
-        """Wait for the next thing heard, which must be of this kind; return the last part of it."""
-        heard = await self.log.get()
-        assert heard[0] == kind, heard
-        return heard[-1]

@@ -9,36 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.messages import JSON, OBJECT, Batch
-from weir.workers.arena import (
-    ALIGNMENT,
-    STEP_BYTES,
-    Allocator,
-    Arena,
-    BatchPlaces,
-    Mapping,
-    Results,
-    SharedBlock,
-    create_memory,
-    own_values,
-)
+from weir.workers import arena as memory
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def arena() -> Iterator[Arena]:
-    arena = Arena(create_memory("weir-test", MIB), MIB)
+def arena() -> Iterator[memory.Arena]:
+    arena = memory.Arena(memory.create_memory("weir-test", MIB), MIB)
     yield arena
     arena.close()
 
 
-def reserved(arena: Arena, size: int) -> SharedBlock:
+def reserved(arena: memory.Arena, size: int) -> memory.SharedBlock:
     block = arena.reserve(size)
     assert block is not None
     return block
 
 
-def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
+def test_a_block_is_freed_with_its_last_share(arena: memory.Arena) -> None:
     block = reserved(arena, 1000)
     assert len(block.view) == 1000
     assert arena.free_bytes == MIB - 1024
@@ -50,7 +39,7 @@ def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
     assert arena.free_bytes == MIB
 
 
-def test_a_share_too_many_given_back_is_refused(arena: Arena) -> None:
+def test_a_share_too_many_given_back_is_refused(arena: memory.Arena) -> None:
     block = reserved(arena, 64)
     block.release()
     _other = reserved(arena, 64)
@@ -61,7 +50,7 @@ def test_a_share_too_many_given_back_is_refused(arena: Arena) -> None:
     assert arena.free_bytes == MIB - 64
 
 
-def test_a_full_arena_has_no_place_and_does_not_grow(arena: Arena) -> None:
+def test_a_full_arena_has_no_place_and_does_not_grow(arena: memory.Arena) -> None:
     blocks = [arena.reserve(MIB // 4) for _ in range(4)]
 
     assert all(blocks)
@@ -69,7 +58,7 @@ def test_a_full_arena_has_no_place_and_does_not_grow(arena: Arena) -> None:
     assert os.fstat(arena.fd).st_size == MIB
 
 
-def test_the_memory_can_be_neither_shrunk_nor_grown(arena: Arena) -> None:
+def test_the_memory_can_be_neither_shrunk_nor_grown(arena: memory.Arena) -> None:
     for size in (0, 2 * MIB):
         with pytest.raises(PermissionError):
             os.ftruncate(arena.fd, size)
@@ -78,14 +67,14 @@ def test_the_memory_can_be_neither_shrunk_nor_grown(arena: Arena) -> None:
 
 
 def test_memory_is_set_aside_only_as_far_as_it_was_needed() -> None:
-    size = 8 * STEP_BYTES
-    arena = Arena(create_memory("weir-test", size), size)
+    size = 8 * memory.STEP_BYTES
+    arena = memory.Arena(memory.create_memory("weir-test", size), size)
     assert os.fstat(arena.fd).st_blocks == 0
 
     for _ in range(100):
         block = reserved(arena, 100_000)
         block.release()
-    assert os.fstat(arena.fd).st_blocks * 512 == STEP_BYTES
+    assert os.fstat(arena.fd).st_blocks * 512 == memory.STEP_BYTES
 
     block = reserved(arena, size)
     assert os.fstat(arena.fd).st_blocks * 512 == size
@@ -93,7 +82,9 @@ def test_memory_is_set_aside_only_as_far_as_it_was_needed() -> None:
     arena.close()
 
 
-def test_memory_that_the_machine_does_not_have_is_no_place(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_machine_does_not_have_is_no_place(
+    arena: memory.Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -105,7 +96,7 @@ def test_memory_that_the_machine_does_not_have_is_no_place(arena: Arena, monkeyp
 
 def test_a_closed_arena_gives_its_memory_back_when_the_last_view_is_gone() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    arena = Arena(create_memory("weir-test", MIB), MIB)
+    arena = memory.Arena(memory.create_memory("weir-test", MIB), MIB)
     block = reserved(arena, 1000)
     block.view[:3] = b"abc"
 
@@ -120,8 +111,8 @@ def test_a_closed_arena_gives_its_memory_back_when_the_last_view_is_gone() -> No
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, MIB + 1), (MIB, 1), (5, -1)])
-def test_a_place_outside_of_the_arena_is_refused(arena: Arena, offset: int, size: int) -> None:
-    mapping = Mapping(arena.fd, MIB, writable=False)
+def test_a_place_outside_of_the_arena_is_refused(arena: memory.Arena, offset: int, size: int) -> None:
+    mapping = memory.Mapping(arena.fd, MIB, writable=False)
 
     with pytest.raises(ValueError, match="outside of an arena"):
         mapping.view(offset, size)
@@ -130,8 +121,8 @@ def test_a_place_outside_of_the_arena_is_refused(arena: Arena, offset: int, size
 
 
 def test_results_are_given_back_by_name_once_all_shares_are() -> None:
-    fd = create_memory("weir-test", MIB)
-    results = Results(fd, MIB)
+    fd = memory.create_memory("weir-test", MIB)
+    results = memory.Results(fd, MIB)
     os.close(fd)
     block = results.block(64, 100)
     block.retain()
@@ -150,7 +141,7 @@ def test_results_are_given_back_by_name_once_all_shares_are() -> None:
     results.close()
 
 
-def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -> None:
+def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: memory.Arena) -> None:
     first, second = reserved(arena, 100), reserved(arena, 1000)
     address = numpy.frombuffer(second.view, numpy.uint8).ctypes.data
     assert arena.find(address, 1000) == (second, second.offset)
@@ -167,7 +158,7 @@ def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -
 
 
 def test_the_shortest_place_that_suffices_is_taken() -> None:
-    allocator = Allocator(64 * 10)
+    allocator = memory.Allocator(64 * 10)
     offsets = [allocator.allocate(size) for size in (128, 64, 64, 64, 64, 64)]
     for position in (0, 2, 4):  # places of 128, 64 and 64 bytes
         offset = offsets[position]
@@ -180,7 +171,7 @@ def test_the_shortest_place_that_suffices_is_taken() -> None:
 
 
 def test_a_line_of_places_goes_no_further_than_twice_what_is_taken() -> None:
-    allocator = Allocator(64 * 1000)
+    allocator = memory.Allocator(64 * 1000)
     waiting: list[int] = []
     furthest = 0
     for _ in range(200):
@@ -198,15 +189,15 @@ def test_a_line_of_places_goes_no_further_than_twice_what_is_taken() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=200))
 def test_whatever_happens_places_are_disjoint_and_nothing_is_lost(steps: list[tuple[bool, int]]) -> None:
-    allocator = Allocator(4096)
+    allocator = memory.Allocator(4096)
     taken: dict[int, int] = {}
     for take, number in steps:
         if take:
             offset = allocator.allocate(number)
             if offset is None:
                 continue
-            length = max(1, -(-number // ALIGNMENT)) * ALIGNMENT
-            assert offset % ALIGNMENT == 0
+            length = max(1, -(-number // memory.ALIGNMENT)) * memory.ALIGNMENT
+            assert offset % memory.ALIGNMENT == 0
             assert offset + length <= 4096
             assert all(offset + length <= other or other + size <= offset for other, size in taken.items())
             taken[offset] = length
@@ -221,8 +212,8 @@ def test_whatever_happens_places_are_disjoint_and_nothing_is_lost(steps: list[tu
     assert allocator.allocate(4096) == 0
 
 
-def test_what_goes_into_no_frame_is_taken_back(arena: Arena) -> None:
-    places = BatchPlaces(arena)
+def test_what_goes_into_no_frame_is_taken_back(arena: memory.Arena) -> None:
+    places = memory.BatchPlaces(arena)
     first, second = places.place(b"first"), places.place(b"second")
     assert first is not None
     assert second is not None
@@ -234,11 +225,11 @@ def test_what_goes_into_no_frame_is_taken_back(arena: Arena) -> None:
     assert arena.free_bytes == MIB
 
 
-def test_a_result_of_another_worker_can_be_a_payload(arena: Arena) -> None:
-    fd = create_memory("weir-test", MIB)
-    results = Results(fd, MIB)
+def test_a_result_of_another_worker_can_be_a_payload(arena: memory.Arena) -> None:
+    fd = memory.create_memory("weir-test", MIB)
+    results = memory.Results(fd, MIB)
     block = results.block(0, 10)
-    places = BatchPlaces(arena)
+    places = memory.BatchPlaces(arena)
 
     assert places.place(block) == (0, 10)
 
@@ -246,13 +237,13 @@ def test_a_result_of_another_worker_can_be_a_payload(arena: Arena) -> None:
     block.release()
     del block
     results.close()
-    Arena(fd, MIB).close()
+    memory.Arena(fd, MIB).close()
 
 
 def test_payloads_of_python_callers_belong_to_the_model() -> None:
     def payloads(content_types: str | list[str]) -> list[type]:
         batch = Batch(1, [memoryview(b"a"), memoryview(b"b"), 3], content_types, OBJECT)
-        own_values(batch)
+        memory.own_values(batch)
         return [type(payload) for payload in batch.payloads]
 
     assert payloads(OBJECT) == [bytes, bytes, int]
@@ -260,9 +251,9 @@ def test_payloads_of_python_callers_belong_to_the_model() -> None:
     assert payloads(JSON) == [memoryview, memoryview, int]
 
 
-def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: Arena) -> None:
+def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: memory.Arena) -> None:
     block = reserved(arena, 200)
-    places = BatchPlaces(arena)
+    places = memory.BatchPlaces(arena)
     array = numpy.frombuffer(block.view[8:], numpy.uint8)
     assert places.place(array[:100].data) == (block.offset + 8, 100)
     assert places.place(array[100:].data) == (block.offset + 108, 92)

@@ -10,16 +10,6 @@ import weir
 from weir.catalog.loading import for_measuring
 from weir.errors import SettingsError
 from weir.workers import cpus
-from weir.workers.cpus import (
-    THREAD_VARIABLES,
-    affinity,
-    cpu_count,
-    cpu_quota,
-    pinned,
-    share_of_cpus,
-    threads_here,
-    unpinned,
-)
 from weir.workers.process.launch import Launch
 from weir.workers.settings import ONE_WORKER, WorkerSettings
 
@@ -32,7 +22,7 @@ def quota(tmp_path: Path, groups: str, files: dict[str, str]) -> float:
         file = tmp_path / "sys" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    return cpu_quota(tmp_path / "cgroup", tmp_path / "sys")
+    return cpus.cpu_quota(tmp_path / "cgroup", tmp_path / "sys")
 
 
 V1 = "5:memory:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
@@ -58,7 +48,7 @@ def test_the_quota_is_read_from_either_version(
 
 
 def test_where_there_are_no_groups_there_is_no_quota(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path / "none", tmp_path) == math.inf
+    assert cpus.cpu_quota(tmp_path / "none", tmp_path) == math.inf
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, limit: float = math.inf) -> None:
@@ -73,7 +63,7 @@ def test_a_quota_and_the_affinity_bound_the_number(
     monkeypatch: pytest.MonkeyPatch, count: int, limit: float, expected: int
 ) -> None:
     machine(monkeypatch, count, limit)
-    assert cpu_count() == expected
+    assert cpus.cpu_count() == expected
 
 
 @pytest.mark.parametrize(("settings", "limit", "expected"), [
@@ -91,12 +81,12 @@ def test_workers_divide_the_cpus(
     monkeypatch: pytest.MonkeyPatch, settings: WorkerSettings, limit: float, expected: int
 ) -> None:
     machine(monkeypatch, 8, limit)
-    assert share_of_cpus(settings, 0) == expected
+    assert cpus.share_of_cpus(settings, 0) == expected
 
 
 def threads(settings: WorkerSettings, **inherited: str) -> set[str]:
     environment = Launch("tried", 0, b"", settings, 64).environment(inherited)
-    return {environment[name] for name in THREAD_VARIABLES}
+    return {environment[name] for name in cpus.THREAD_VARIABLES}
 
 
 def test_a_worker_has_the_threads_that_it_was_told_or_else_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +113,7 @@ def test_a_library_in_a_process_asks_for_its_threads(monkeypatch: pytest.MonkeyP
     machine(monkeypatch, 8, 3.0)
     for stated, expected in (("2", 2), ("4,2", 4), ("", 3), ("many", 3), ("0", 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", stated)
-        assert threads_here() == expected
+        assert cpus.threads_here() == expected
 
 
 def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
@@ -131,13 +121,13 @@ def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
     chosen = Launch("tried", 0, b"", WorkerSettings(cpu_affinity=[allowed[:1]]), 64)
     free = Launch("tried", 0, b"", WorkerSettings(), 64)
 
-    assert (unpinned(), affinity(), free._cpus) == ([], allowed, [])
-    with pinned([]):
-        assert unpinned() == []
-    with pinned(allowed[:1]):
+    assert (cpus.unpinned(), cpus.affinity(), free._cpus) == ([], allowed, [])
+    with cpus.pinned([]):
+        assert cpus.unpinned() == []
+    with cpus.pinned(allowed[:1]):
         assert sorted(os.sched_getaffinity(0)) == allowed[:1]
-        assert unpinned() == affinity() == free._cpus == allowed
+        assert cpus.unpinned() == cpus.affinity() == free._cpus == allowed
         assert chosen._cpus == allowed[:1]
-    assert (sorted(os.sched_getaffinity(0)), unpinned()) == (allowed, [])
-    with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), pinned([999]):
+    assert (sorted(os.sched_getaffinity(0)), cpus.unpinned()) == (allowed, [])
+    with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), cpus.pinned([999]):
         pass

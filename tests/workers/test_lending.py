@@ -1,14 +1,21 @@
 """Large tensors are read where they lie: by the model in the request's place in the arena, by a frontend in the worker's results."""
 
+import asyncio
 import gc
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from tests.workers.models import Echo, Gated
 from tests.workers.pools import Pool, started
 
-from weir.messages import LENT
+from weir.errors import Cancelled
+from weir.messages import LENT, OCTETS
 from weir.model import Model, Tensor
 from weir.wire.inference import ArenaArrays
 from weir.workers.arena import SharedBlock
@@ -165,7 +172,7 @@ async def test_a_result_is_lent_until_its_last_array_is_gone() -> None:
         assert answer["n"].tolist() == [0, 1, 2, 3]
         assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
         part = memoryview(answer["y"][1:])
-        pool.heard.events.clear()
+        pool.heard.forget()
         del answer
         assert held(pool) == x.nbytes
         del part
@@ -178,7 +185,7 @@ async def test_lent_results_come_back_to_the_worker() -> None:
         for _ in range(30):
             (answer,) = await pool.answer(pool.send({"x": x}, accept=LENT))
             assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
-            pool.heard.events.clear()
+            pool.heard.forget()
             del answer
 
 
@@ -200,7 +207,7 @@ async def test_a_model_writes_its_answers_where_the_server_reads_them(depth: int
             files, offsets = zip(*[place_of(answer["y"].ctypes.data) for answer in (one, two)], strict=True)
             assert all(file.startswith("/memfd:weir-results-tried") for file in files)
             assert offsets[1] == offsets[0] + x.nbytes  # parts of one array: nothing was copied
-            pool.heard.events.clear()
+            pool.heard.forget()
             del one, two
 
 
@@ -211,7 +218,7 @@ async def test_what_a_failed_batch_was_given_is_taken_back() -> None:
             assert "ValueError: negative" in error.message
         (answer,) = await pool.answer(pool.send({"x": numpy.ones((1, WIDTH), numpy.float32)}, accept=LENT))
         assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
-        pool.heard.events.clear()
+        pool.heard.forget()
         del answer
 
 
@@ -220,3 +227,130 @@ async def test_without_room_a_model_is_given_ordinary_memory() -> None:
         async with started(Filled, arena_bytes=arena_bytes) as pool:
             (answer,) = await pool.ask({"x": numpy.ones((1, WIDTH), numpy.float32)})
             assert (answer["y"] == 2).all()
+
+
+# Large payloads and results: through shared memory while it has room, and in the frame when it has not.
+
+
+LARGE = 600_000
+
+
+async def test_arrays_travel_out_of_band_and_belong_to_whoever_gets_them() -> None:
+    async with started(Echo) as pool:
+        before = pool.free_bytes
+        sent = numpy.arange(LARGE // 8, dtype=numpy.float64).reshape(3, -1)
+        batch = pool.send(sent, 5)
+        assert pool.free_bytes <= before - LARGE
+        received, five = await pool.answer(batch)
+        assert numpy.array_equal(received, sent)
+        assert five == 5
+        assert received.flags.writeable
+        assert pool.free_bytes == before
+        assert pool.pool.gauges()["results_held_bytes"] == 0
+
+
+async def test_a_reserved_place_stays_until_the_batch_is_answered() -> None:
+    async with started(Echo) as pool:
+        before = pool.free_bytes
+        block = pool.pool.reserve(LARGE)
+        assert block is not None
+        block.view[:] = b"z" * LARGE
+        batch = pool.send(block, content_type=OCTETS)
+        block.release()
+        assert pool.free_bytes < before
+
+        assert await pool.answer(batch) == [b"z" * LARGE]
+        assert pool.free_bytes == before
+        del block
+
+
+async def test_an_encoded_result_stays_with_the_worker_until_it_is_released() -> None:
+    async with started(Echo, arena_bytes=1 << 20) as pool:
+        for number in range(10):  # there is room for one at a time
+            batch = pool.send(bytes([number]) * LARGE, accept=OCTETS)
+            (block,) = await pool.answer(batch)
+            assert isinstance(block, SharedBlock)
+            assert pool.pool.gauges()["results_held_bytes"] == LARGE
+            assert bytes(block.view) == bytes([number]) * LARGE
+            block.release()
+            pool.heard.forget()
+            del block
+
+
+async def test_a_result_outlives_the_worker_that_it_is_from() -> None:
+    async with started(Echo, arena_bytes=1 << 20) as pool:
+        (block,) = await pool.answer(pool.send(b"z" * LARGE, accept=OCTETS))
+        os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
+        await pool.again()
+        assert bytes(block.view) == b"z" * LARGE
+        block.release()
+        assert pool.pool.gauges()["results_held_bytes"] == 0
+        assert await pool.ask(1) == [1]
+        pool.heard.forget()
+        del block
+
+
+@pytest.mark.parametrize("arena_bytes", [64 << 10, 1 << 20])
+async def test_what_finds_no_room_travels_in_the_frame(arena_bytes: int) -> None:
+    async with started(Echo, arena_bytes=arena_bytes) as pool:
+        sent = [bytes([number]) * LARGE for number in range(4)]
+        for _ in range(5):
+            received = await pool.ask(*sent)
+            assert received == sent
+        assert pool.pool.reserve(2 * arena_bytes) is None
+        assert pool.free_bytes == arena_bytes
+
+
+class Gate:
+    """The test's side of Gated."""
+
+    def __init__(self, folder: Path) -> None:
+        self.entered, self.go = folder / "entered", folder / "go"
+        os.mkfifo(self.entered)
+        os.mkfifo(self.go)
+
+    async def wait(self) -> None:
+        """Wait until the model stands at the gate."""
+        await asyncio.to_thread(self.entered.read_text)
+
+    async def open(self) -> None:
+        """Let it go on."""
+        await asyncio.to_thread(self.go.write_text, "go")
+
+
+@asynccontextmanager
+async def gated(folder: Path, step: str, depth: int) -> AsyncIterator[tuple[Pool, Gate]]:
+    gate = Gate(folder)
+    params = {"entered": str(gate.entered), "go": str(gate.go), "step": step}
+    async with started(Gated, params, pipeline_depth=depth) as pool:
+        yield pool, gate
+
+
+@pytest.mark.parametrize(("depth", "cancelled"), [(1, [0]), (2, [1]), (1, [2]), (2, [0, 2])])
+async def test_what_is_cancelled_before_predict_is_left_out_of_it(
+    tmp_path: Path, depth: int, cancelled: list[int]
+) -> None:
+    async with gated(tmp_path, "preprocess", depth) as (pool, gate):
+        batch = pool.send("gate", "b", "c")
+        await gate.wait()
+        pool.pool.cancel(0, batch, cancelled)
+        await gate.open()
+        outputs = await pool.answer(batch)
+
+    size = 3 - len(cancelled)
+    for index, (item, output) in enumerate(zip(("gate", "b", "c"), outputs, strict=True)):
+        if index in cancelled:
+            assert isinstance(output, Cancelled)
+        else:
+            assert output == (item, size)
+
+
+async def test_what_is_cancelled_too_late_is_answered(tmp_path: Path) -> None:
+    async with gated(tmp_path, "predict", 1) as (pool, gate):
+        batch = pool.send("gate", "b")
+        await gate.wait()
+        pool.pool.cancel(0, batch, [1])
+        await gate.open()
+        assert await pool.answer(batch) == [("gate", 2), ("b", 2)]
+        pool.pool.cancel(0, batch, [0])
+        assert await pool.ask("c", "d") == [("c", 2), ("d", 2)]

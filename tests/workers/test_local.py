@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.workers.runs import Heard, StoppedClock, run_in_stopped_time
+from tests.workers.pools import Recorder
+from tests.workers.runs import StoppedClock, run_in_stopped_time
 
 from weir.errors import Cancelled, ModelError, SettingsError
 from weir.messages import JSON, OBJECT, Batch, EventKind
@@ -29,8 +30,8 @@ def make(model: type[Model] = Square, **settings: Any) -> InlineExecutor:
 
 
 @asynccontextmanager
-async def inline(model: type[Model] = Square) -> AsyncIterator[tuple[InlineExecutor, Heard]]:
-    executor, heard = make(model), Heard()
+async def inline(model: type[Model] = Square) -> AsyncIterator[tuple[InlineExecutor, Recorder]]:
+    executor, heard = make(model), Recorder()
     await executor.start(heard)
     assert await heard.next("ready") == 1
     yield executor, heard
@@ -75,7 +76,7 @@ async def test_a_start_that_fails_is_a_model_error(step: str, error: BaseExcepti
 
     executor = make(type("Broken", (Square,), {step: fail}))
     with pytest.raises(ModelError, match="worker 0 of 'square' did not load: it raised") as caught:
-        await executor.start(Heard())
+        await executor.start(Recorder())
     assert caught.value.original_type == type(error).__name__
     assert executor.states()[0].state == "failed"
     await executor.stop()
@@ -83,7 +84,7 @@ async def test_a_start_that_fails_is_a_model_error(step: str, error: BaseExcepti
 
 def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
     loop = asyncio.new_event_loop()
-    executor, heard = make(type("Interrupted", (Square,), {"ends": KeyboardInterrupt()})), Heard()
+    executor, heard = make(type("Interrupted", (Square,), {"ends": KeyboardInterrupt()})), Recorder()
     loop.run_until_complete(executor.start(heard))
     executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
     with pytest.raises(KeyboardInterrupt):
@@ -104,7 +105,7 @@ def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
 )
 async def test_settings_that_need_a_process_are_refused(executor: str, setting: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-        await (make(**setting) if executor == "inline" else make_threads(**setting)).start(Heard())
+        await (make(**setting) if executor == "inline" else make_threads(**setting)).start(Recorder())
 
 
 async def test_an_unload_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,9 +152,9 @@ class GatedSquare(Model):
 @asynccontextmanager
 async def running(
     gate: Gate | None = None, model: type[Model] = GatedSquare, **settings: Any
-) -> AsyncIterator[tuple[ThreadExecutor, Heard]]:
+) -> AsyncIterator[tuple[ThreadExecutor, Recorder]]:
     executor = make_threads(gate, model, **settings)
-    heard = Heard()
+    heard = Recorder()
     await executor.start(heard)
     for _ in executor.states():
         await heard.next("ready")
@@ -213,7 +214,7 @@ class Weights(Model):
 async def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
     loads: list[str] = []
     params = {"barrier": threading.Barrier(2), "loads": loads}
-    executor, heard = make_threads(model=Weights, params=params, workers=2), Heard()
+    executor, heard = make_threads(model=Weights, params=params, workers=2), Recorder()
     await executor.start(heard)
     for worker in range(2):
         await heard.next("ready")
@@ -229,7 +230,7 @@ async def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None
 async def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
     executor = make_threads(model=Weights, params={"barrier": None, "loads": ["own"] * 3}, workers=2)
     with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
-        await executor.start(Heard())
+        await executor.start(Recorder())
 
 
 async def test_a_bad_item_fails_alone_and_so_does_one_that_exits() -> None:
@@ -280,7 +281,7 @@ def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None
 
 def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
     async def main(loop: StoppedClock) -> None:
-        gate, heard = Gate(), Heard()
+        gate, heard = Gate(), Recorder()
         executor = make_threads(gate, workers=2, predict_timeout=10.0, hang_grace=5.0)
         await executor.start(heard)
         for worker in range(2):
@@ -302,7 +303,7 @@ def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
 
 
 async def test_a_stop_does_not_wait_for_ever() -> None:
-    gate, heard = Gate(), Heard()
+    gate, heard = Gate(), Recorder()
     executor = make_threads(gate, stop_grace=0.01)
     await executor.start(heard)
     await heard.next("ready")
@@ -325,7 +326,7 @@ class FirstBroken(GatedSquare):
 async def test_a_start_that_fails_leaves_no_thread() -> None:
     executor = make_threads(model=FirstBroken, workers=3)
     with pytest.raises(ModelError, match="worker 1 of 'square' did not load: it raised OSError: no weights") as caught:
-        await executor.start(Heard())
+        await executor.start(Recorder())
     assert "in load" in caught.value.remote_traceback
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
 
@@ -340,7 +341,7 @@ async def test_a_start_takes_no_longer_than_its_limit() -> None:
     gate = Gate()
     executor = make_threads(gate, SlowToLoad, start_timeout=0.01)
     with pytest.raises(ModelError, match=r"did not load within start_timeout=0\.01 seconds"):
-        await executor.start(Heard())
+        await executor.start(Recorder())
     gate.opened.set()
     await executor.stop()
 

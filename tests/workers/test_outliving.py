@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.rings import spread, subcases
 
 import weir
 
@@ -94,7 +95,7 @@ exec(compile({SCRIPT!r}, "<cell 1>", "exec"), sys.modules["__main__"].__dict__)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", spread([signal.SIGKILL, signal.SIGTERM]))
 def test_workers_deep_in_c_end_with_their_server(number: int) -> None:
     server = subprocess.Popen(
         [sys.executable, "-c", SPINNING_SERVER], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -117,18 +118,15 @@ def run(*arguments: object, stdin: str | None = None) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("source", ["file", "standard input", "notebook"])
+@subcases("source", ["file", "notebook"])
 def test_a_script_without_a_main_guard_works(source: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    if source == "file":
-        printed = run(script)
-    else:
-        printed = run("-", stdin=SCRIPT if source == "standard input" else NOTEBOOK)
+    printed = run(script) if source == "file" else run("-", stdin=NOTEBOOK)
     assert printed == "[Point(x=3), Point(x=6)]\n"
 
 
-def test_types_of_a_script_travel_both_ways() -> None:
+def test_types_of_a_script_that_comes_from_standard_input_travel_both_ways() -> None:
     assert run("-", stdin=TYPES).splitlines() == [
         "(<Colour.RED: 1>, Schema(x=2)) True",
         "(<Colour.RED: 1>, Struct(x=2)) True",

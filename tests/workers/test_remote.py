@@ -15,21 +15,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rings import subcases
 from tests.workers.models import Square
 from tests.workers.outsiders import Outsider
 from tests.workers.pools import Recorder
 from tests.workers.runs import started
 
-from weir.errors import (
-    Conflict,
-    InvalidRequest,
-    ModelError,
-    ModelNotReady,
-    SettingsError,
-    UnsupportedMediaType,
-    ValidationFailed,
-    WeirError,
-)
+from weir import errors
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
 from weir.model import External, Tensor
 from weir.wire.frames import ASK, LockstepReply, encode_jobs
@@ -92,7 +84,7 @@ async def test_a_worker_attaches_answers_and_leaves(address: str) -> None:
         await heard.until(lambda: 1 in heard.events)
         refused, two = heard.events[1].outputs
         assert two == b'"two"'
-        assert isinstance(refused, ValidationFailed)
+        assert isinstance(refused, errors.ValidationFailed)
         assert refused.details == "bad"
         await worker.leave()
         await heard.until(lambda: bool(heard.lost))
@@ -116,7 +108,7 @@ async def test_what_a_dead_server_left_is_in_nobodys_way(unix: str) -> None:
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     executor = ExternalExecutor(External, {}, settings(f"unix:{tmp_path}/file"), name="m", max_batch_size=64)
-    with pytest.raises(SettingsError, match="cannot be had"):
+    with pytest.raises(errors.SettingsError, match="cannot be had"):
         asyncio.run(executor.start(Recorder()))
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -164,7 +156,7 @@ async def test_a_connection_that_asks_for_nothing_is_closed(unix: str, monkeypat
     assert await silent.closed()
     await silent.leave()
     await executor.stop()
-    with pytest.raises(ModelNotReady, match="stopped before"):
+    with pytest.raises(errors.ModelNotReady, match="stopped before"):
         await starting
 
 
@@ -209,7 +201,9 @@ def test_too_few_workers_in_time_is_a_failed_start(unix: str) -> None:
     executor = ExternalExecutor(
         External, {}, settings(unix, workers=2, start_timeout=0.01), name="m", max_batch_size=64
     )
-    with pytest.raises(ModelError, match=r"0 of workers=2 external workers attached to unix:.*start_timeout=0.01"):
+    with pytest.raises(
+        errors.ModelError, match=r"0 of workers=2 external workers attached to unix:.*start_timeout=0.01"
+    ):
         asyncio.run(executor.start(Recorder()))
     assert not os.path.exists(unix.removeprefix("unix:"))
 
@@ -242,17 +236,17 @@ def test_answers_are_turned_into_what_each_caller_wants(unix: str) -> None:
 def test_an_item_left_out_and_one_that_cannot_be_read_fail_alone(unix: str) -> None:
     fine, unread, missing = outputs_of([b"1", b"{"], Batch(1, [b"", b"", b""], JSON, [JSON, OBJECT, JSON]), unix)
     assert fine == b"1"
-    assert isinstance(unread, ModelError)
-    assert isinstance(missing, ModelError)
+    assert isinstance(unread, errors.ModelError)
+    assert isinstance(missing, errors.ModelError)
     assert "lacks this item" in missing.message
 
 
 def test_what_cannot_be_sent_fails_alone_also_when_it_is_the_whole_batch(unix: str) -> None:
     sent, unsent = outputs_of([b"7"], batch(1, 7, object(), content_type=OBJECT, accept=OBJECT), unix)
     assert sent == 7
-    assert isinstance(unsent, InvalidRequest)
+    assert isinstance(unsent, errors.InvalidRequest)
     (alone,) = outputs_of([], batch(1, object(), content_type=OBJECT, accept=OBJECT), unix)
-    assert isinstance(alone, InvalidRequest)
+    assert isinstance(alone, errors.InvalidRequest)
 
 
 TENSORS = {"inputs": (Tensor("x", "FP32", [-1]),), "outputs": (Tensor("x", "FP32", [-1]),)}
@@ -269,15 +263,15 @@ TENSORS = {"inputs": (Tensor("x", "FP32", [-1]),), "outputs": (Tensor("x", "FP32
 def test_what_only_processes_of_our_own_can_do_is_refused(
     unix: str, attributes: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(errors.SettingsError, match=words):
         ExternalExecutor(type("M", (External,), attributes), {}, settings(unix, **more), name="m", max_batch_size=64)
 
 
 async def test_workers_come_and_go_by_themselves(unix: str) -> None:
     async with running(unix) as (executor, _, _worker):
-        with pytest.raises(Conflict):
+        with pytest.raises(errors.Conflict):
             await executor.add_worker()
-        with pytest.raises(Conflict):
+        with pytest.raises(errors.Conflict):
             await executor.remove_worker()
         assert executor.reserve(1 << 20) is None
         executor.cancel(0, 1, [0])
@@ -294,16 +288,16 @@ def output(answer: bytes, sent: str = JSON, wanted: str = JSON, *, failed: bool 
     assert events.timing is not None
     assert events.timing.predict == 0.5
     (only,) = events.outputs
-    assert events.kinds == ([EventKind.ERROR] if isinstance(only, WeirError) else None)
+    assert events.kinds == ([EventKind.ERROR] if isinstance(only, errors.WeirError) else None)
     return only
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("answer", "sent", "wanted", "error"),
     [
-        (b"1" + b"0" * 40, JSON, MSGPACK, ModelError),  # what the other form cannot say is the worker's fault
-        (b"\xc1", MSGPACK, JSON, ModelError),
-        (b"1", JSON, "image/png", UnsupportedMediaType),
+        (b"1" + b"0" * 40, JSON, MSGPACK, errors.ModelError),  # what the other form cannot say is the worker's fault
+        (b"\xc1", MSGPACK, JSON, errors.ModelError),
+        (b"1", JSON, "image/png", errors.UnsupportedMediaType),
         *[(b"\xff{", sent, JSON, None) for sent in (OCTETS, "image/png", OBJECT)],  # passed on
     ],
 )
@@ -312,7 +306,7 @@ def test_an_answer_is_turned_into_the_form_that_is_wanted(answer: bytes, sent: s
     assert got == answer if error is None else type(got) is error
 
 
-@pytest.mark.parametrize(
+@subcases(
     "said",
     [
         b'"why"', b"why", b"[1]", b"{}", b'{"error": 1}', b'{"error": {"type": [], "message": "x"}}', b'{"error": {"type": {}}}',
@@ -321,20 +315,20 @@ def test_an_answer_is_turned_into_the_form_that_is_wanted(answer: bytes, sent: s
     ],
 )  # fmt: skip
 def test_whatever_a_worker_says_of_an_item_it_refuses(said: bytes) -> None:
-    assert isinstance(output(said, failed=True), ValidationFailed)
+    assert isinstance(output(said, failed=True), errors.ValidationFailed)
 
 
 def test_an_error_may_say_what_it_is() -> None:
     said = msgspec.json.encode({"error": {"type": "ModelError", "message": "no", "details": [1]}})
     for sent in (JSON, OCTETS, MSGPACK):
         error = output(said, sent, failed=True)
-        assert type(error) is ModelError
+        assert type(error) is errors.ModelError
         assert (error.message, error.details) == ("no", [1])
 
 
 @given(st.binary(max_size=50), st.sampled_from(FORMS), st.sampled_from(FORMS), st.booleans())
 def test_any_bytes_have_an_output(answer: bytes, sent: str, wanted: str, failed: bool) -> None:
-    assert isinstance(output(answer, sent, wanted, failed=failed), WeirError) >= failed
+    assert isinstance(output(answer, sent, wanted, failed=failed), errors.WeirError) >= failed
 
 
 def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: str) -> None:
@@ -343,7 +337,7 @@ def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: st
     async def main() -> None:
         async with running(unix):
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-            with pytest.raises(SettingsError, match="worker_socket"):
+            with pytest.raises(errors.SettingsError, match="worker_socket"):
                 await ExternalExecutor(External, {}, settings(unix), name="other", max_batch_size=64).start(Recorder())
 
     asyncio.run(main())

@@ -26,9 +26,7 @@ def test_addresses_of_this_machine_and_those_that_others_reach(text: str, is_loc
     assert (str(address), address.is_local) == (text, is_local)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "unix:", "tcp:", "tcp:host", "tcp::9", "tcp:h:65536", "tcp:h:-1", "tcp:h:²", "udp:h:9"]
-)
+@subcases("text", ["", "unix:", "tcp:", "tcp:host", "tcp::9", "tcp:h:65536", "tcp:h:-1", "tcp:h:²", "udp:h:9"])
 def test_what_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="must be unix:PATH or tcp:HOST:PORT"):
         parse_address(text, "--connect")
@@ -43,12 +41,12 @@ def test_a_socket_and_external_workers_go_together() -> None:
         WorkerSettings(worker_socket="unix:w")
 
 
-@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "[::1]:6379", "head.example:6379"])
+@subcases("address", ["auto", "10.0.0.1:6379", "[::1]:6379", "head.example:6379"])
 def test_addresses_of_a_ray(address: str) -> None:
     assert WorkerSettings(executor="ray", ray_address=address).ray_address == address
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", ":6379", "ray://10.0.0.1:10001", "host:port", "host:70000"])
+@subcases("address", ["10.0.0.1", ":6379", "ray://10.0.0.1:10001", "host:port", "host:70000"])
 def test_what_is_no_address_of_a_ray(address: str) -> None:
     with pytest.raises(SettingsError, match="must be HOST:PORT or auto"):
         WorkerSettings(executor="ray", ray_address=address)
@@ -90,7 +88,7 @@ def test_without_ray_the_error_says_what_to_install() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("given", "kept", "first", "most"),
     [(1, 1, 1, 1), ("3", 3, 3, 3), ("1..16", "1..16", 1, 16), (" 0..4", "0..4", 1, 4), ("2 .. 3", "2..3", 2, 3)],
 )
@@ -102,20 +100,20 @@ def test_workers_are_a_number_or_a_range(given: Any, kept: object, first: int, m
     assert replace(settings, threads=2).workers == kept
 
 
-@pytest.mark.parametrize("given", [0, -1, "x", "4..2", "0", "1..5000", "5000", 5000, None])
+@subcases("given", [0, -1, "x", "4..2", "0", "1..5000", "5000", 5000, None])
 def test_other_workers_are_refused(given: Any) -> None:
     with pytest.raises(SettingsError) as raised:
         WorkerSettings(workers=given)
     assert str(raised.value) == f"workers={given!r}: {RANGE_RULE}"
 
 
-@pytest.mark.parametrize("given", [True, 1.5])
+@subcases("given", [True, 1.5])
 def test_workers_of_another_type_are_refused(given: Any) -> None:
     with pytest.raises(SettingsError, match=f"workers={given}: must be a whole number"):
         WorkerSettings(workers=given)
 
 
-@pytest.mark.parametrize(("name", "value"), [("target_load", 0.0), ("target_load", 1.5), ("scale_to_zero_after", 0.0)])
+@subcases(("name", "value"), [("target_load", 0.0), ("target_load", 1.5), ("scale_to_zero_after", 0.0)])
 def test_what_a_range_keeps_has_its_rules(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=f"{name}={value}: must be"):
         WorkerSettings(**{name: value})
@@ -131,7 +129,7 @@ def test_the_kinds_of_workers_go_round() -> None:
     assert (WorkerSettings().kind_of(3), WorkerSettings().kind_numbers) == ("", ())
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("given", "rule"),
     [
         ({"worker_kinds": ["a", "b", "c"]}, "worker_kinds=['a', 'b', 'c']: must name two kinds, one name for each worker"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.rings import subcases
 from tests.workers.models import Square
 
 from weir.errors import SettingsError
@@ -36,7 +37,7 @@ def write_module(folder: Path, name: str, factor: int) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("target", "named"),
     [
         ("package.module:Class", Named("package.module", "Class", None)),
@@ -48,7 +49,7 @@ def test_a_target_is_a_module_or_a_file_and_a_class(target: str, named: Named) -
     assert parse_target(target) == named
 
 
-@pytest.mark.parametrize("target", ["module", "module:", ":Class", ""])
+@subcases("target", ["module", "module:", ":Class", ""])
 def test_any_other_target_is_refused(target: str) -> None:
     with pytest.raises(SettingsError, match=r"a model is named as module:Class or path/file\.py:Class"):
         parse_target(target)
@@ -181,7 +182,7 @@ class Derived(Plain):
     more: Plain | None = None
 
 
-@pytest.mark.parametrize("struct", [Plain, Strict, Derived])
+@subcases("struct", [Plain, Strict, Derived])
 def test_a_struct_is_another_one_with_the_same_fields_and_rules(struct: type[msgspec.Struct]) -> None:
     again = remade(struct)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.rings import spread
-from tests.served import Served, serving
+from tests.served import serving
 from tests.workers.models import Echo
 
 from weir.batching.workers import ORDERS, REASONS
@@ -31,7 +31,6 @@ from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.workers.executor import WAITS, capabilities_of
 from weir.workers.process.shared import SharedPool
-from weir.workers.settings import WorkerSettings
 from weir.workers.turns import DeviceGroup
 
 
@@ -161,7 +160,7 @@ async def test_a_model_is_measured_while_no_other_computes(
             await late.stop()
 
 
-@pytest.mark.parametrize("executor", ["process", "thread", "inline", "pooled"])
+@pytest.mark.parametrize("executor", spread(["process", "thread", "pooled", "inline"], 2))
 async def test_models_warm_up_while_no_other_computes(tmp_path: Path, executor: str) -> None:
     group = DeviceGroup("gpu0", order="longest")
     kind: Any = SharedPool().member if executor == "pooled" else executor
@@ -231,13 +230,6 @@ async def test_a_chain_leaves_the_turns_to_its_steps(tmp_path: Path) -> None:
         await registry.stop()
 
 
-def test_models_that_take_turns_have_a_fixed_number_of_workers() -> None:
-    with pytest.raises(
-        SettingsError, match=r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number"
-    ):
-        WorkerSettings(workers="1..3", device_group="gpu0")
-
-
 def test_models_of_a_server_take_turns_by_a_setting(tmp_path: Path) -> None:
     targets = [f"{__name__}:{model.__name__}" for model in (Exclusive, Other)]
     bank = tmp_path / "exclusive.npz"
@@ -261,16 +253,6 @@ def test_models_of_a_server_take_turns_by_a_setting(tmp_path: Path) -> None:
     assert 0.0 < device["share"] < 1.0
     (busy,) = re.findall(r'^weir_device_busy_seconds_total{device="gpu0",model="other"} (.*)$', metrics, re.M)
     assert float(busy) >= device["busy_seconds"] > 0.01
-
-
-def test_models_of_one_group_have_one_order(tmp_path: Path) -> None:
-    (tmp_path / "weir.toml").write_text(
-        f'[models.first]\ntarget = "{__name__}:Exclusive"\ndevice_order = "fair"\n[models.second]\ntarget = "{__name__}:Other"\n'
-    )
-    with Served("--config", str(tmp_path / "weir.toml"), "--device-group", "gpu0") as served:
-        served.until_logged(
-            "device_order='solved': another model of the device_group 'gpu0' has 'fair'; all must have the same"
-        )
 
 
 async def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: Path) -> None:

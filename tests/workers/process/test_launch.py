@@ -20,6 +20,7 @@ from weir.config import SILENCE
 from weir.errors import ModelError
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
+from weir.workers.process.entry import hurry
 from weir.workers.process.launch import MALLOC, Launch, Popen, Template, Templates, start_process
 from weir.workers.process.program import obey
 from weir.workers.settings import WorkerSettings
@@ -404,3 +405,17 @@ def test_processes_end_with_the_thread_that_started_them() -> None:
     thread.join()
     os.close(ours)
     assert begun[0].wait() == -9
+
+
+# The first code of a worker process.
+
+
+def test_a_process_that_is_to_end_is_no_longer_idle_for_the_kernel() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+        hurry(process.pid)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+        process.kill()
+        process.wait()
+        hurry(process.pid)  # it is gone

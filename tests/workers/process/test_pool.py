@@ -10,20 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 from tests.rings import spread
-from tests.workers.models import (
-    Echo,
-    ExitsInLoad,
-    FailsInConstructor,
-    FailsInLoad,
-    ForAllWorkOnly,
-    NeverLoads,
-    Noted,
-    Obedient,
-    Overlapping,
-    SecondWaits,
-    Square,
-    ToldWhy,
-)
+from tests.workers import models
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
 from weir.errors import ModelError, ModelNotReady, SettingsError
@@ -35,7 +22,7 @@ from weir.workers.process import supervision
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_batches_go_out_and_come_back(run: Callable[[Any], None]) -> None:
     async def main() -> None:
-        async with started(Square, workers=2) as pool:
+        async with started(models.Square, workers=2) as pool:
             assert sorted(pool.heard.ready) == [(0, 1), (1, 1)]
             first, second = await asyncio.gather(pool.ask(1, 2, 3), pool.ask(4, worker=1))
             assert (first, second) == ([1, 4, 9], [16])
@@ -89,7 +76,7 @@ async def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path)
 
 @pytest.mark.parametrize("depth", spread([1, 2]))
 async def test_a_worker_may_poll_before_it_sleeps(depth: int) -> None:
-    async with started(Square, spin=0.001, pipeline_depth=depth) as pool:
+    async with started(models.Square, spin=0.001, pipeline_depth=depth) as pool:
         for number in range(20):
             assert await pool.ask(number) == [number * number]
 
@@ -112,8 +99,8 @@ async def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "original", "line", "workers"),
     [
-        (FailsInConstructor, "ValueError", 'raise ValueError("no weights for a constructor")', 1),
-        (FailsInLoad, "LookupError", 'raise LookupError("no weights to load")', 3),
+        (models.FailsInConstructor, "ValueError", 'raise ValueError("no weights for a constructor")', 1),
+        (models.FailsInLoad, "LookupError", 'raise LookupError("no weights to load")', 3),
     ],
 )
 async def test_a_failure_at_the_start_has_the_traceback_of_the_worker(
@@ -131,8 +118,8 @@ async def test_a_failure_at_the_start_has_the_traceback_of_the_worker(
 @pytest.mark.parametrize(
     ("model", "settings", "reason"),
     [
-        (ExitsInLoad, {}, "worker 0 of 'tried' did not start: it exited with code 5"),
-        (NeverLoads, {"start_timeout": 0.3}, r"had not loaded within start_timeout=0\.3"),
+        (models.ExitsInLoad, {}, "worker 0 of 'tried' did not start: it exited with code 5"),
+        (models.NeverLoads, {"start_timeout": 0.3}, r"had not loaded within start_timeout=0\.3"),
     ],
 )
 async def test_a_worker_that_exits_or_hangs_while_it_loads_ends_the_start(
@@ -144,7 +131,7 @@ async def test_a_worker_that_exits_or_hangs_while_it_loads_ends_the_start(
 
 async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
-    pool, heard = make_pool(SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
+    pool, heard = make_pool(models.SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
     starting = asyncio.ensure_future(pool.start(heard))
     async with asyncio.timeout(200):
         while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
@@ -162,7 +149,7 @@ async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_pat
 
 
 async def test_stopping_during_the_start_ends_it() -> None:
-    pool = make_pool(NeverLoads)
+    pool = make_pool(models.NeverLoads)
     start = asyncio.ensure_future(pool.start(Recorder()))
     await asyncio.sleep(0)
     await pool.stop()
@@ -171,7 +158,7 @@ async def test_stopping_during_the_start_ends_it() -> None:
 
 
 async def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -> None:
-    pool = make_pool(Noted, {"note": str(tmp_path / "note")})
+    pool = make_pool(models.Noted, {"note": str(tmp_path / "note")})
     await pool.stop()
     await pool.start(Recorder())
     await asyncio.gather(pool.stop(), pool.stop())
@@ -180,7 +167,7 @@ async def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: P
 
 
 async def test_a_model_that_accepts_it_receives_what_ended_its_worker(tmp_path: Path) -> None:
-    async with started(ToldWhy, {"note": str(tmp_path / "note")}) as pool:
+    async with started(models.ToldWhy, {"note": str(tmp_path / "note")}) as pool:
         pool.send("exit")
         await pool.heard.until(lambda: bool(pool.heard.lost))
         assert pool.heard.lost == [(0, "it exited with code 7")]
@@ -190,7 +177,7 @@ async def test_a_model_that_accepts_it_receives_what_ended_its_worker(tmp_path: 
 
 
 async def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
-    pool = Pool(make_pool(Obedient, stop_grace=0.1), Recorder())
+    pool = Pool(make_pool(models.Obedient, stop_grace=0.1), Recorder())
     await pool.pool.start(pool.heard)
     pool.send("spin")
     await pool.pool.stop()
@@ -198,7 +185,7 @@ async def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
 
 
 async def test_a_stop_that_is_cancelled_leaves_nothing_either() -> None:
-    pool = Pool(make_pool(Obedient), Recorder())
+    pool = Pool(make_pool(models.Obedient), Recorder())
     await pool.pool.start(pool.heard)
     pool.send("spin")
     with pytest.raises(TimeoutError):
@@ -208,7 +195,7 @@ async def test_a_stop_that_is_cancelled_leaves_nothing_either() -> None:
 
 
 async def test_with_depth_two_a_batch_is_prepared_while_another_is_computed() -> None:
-    async with started(Overlapping, pipeline_depth=2) as pool:
+    async with started(models.Overlapping, pipeline_depth=2) as pool:
         assert pool.heard.ready == [(0, 2)]
         first, second = pool.send("first"), pool.send("second")
         assert pool.pool.states()[0].in_flight == 2
@@ -223,7 +210,7 @@ async def test_the_settings_of_each_worker_reach_it() -> None:
         "cpu_affinity": [[cpu]],
         "threads": 2,
     }
-    async with started(Obedient, workers=2, **settings) as pool:
+    async with started(models.Obedient, workers=2, **settings) as pool:
         first, affinity = await pool.ask("environment", "affinity", worker=0)
         (second,) = await pool.ask("environment", worker=1)
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
@@ -233,18 +220,18 @@ async def test_the_settings_of_each_worker_reach_it() -> None:
 
 
 async def test_what_predict_prints_appears_where_the_server_prints(capfd: pytest.CaptureFixture[str]) -> None:
-    async with started(Obedient) as pool:
+    async with started(models.Obedient) as pool:
         await pool.ask("write")
     assert capfd.readouterr() == ("said by predict\n", "complained by predict\n")
 
 
 async def test_predict_reads_nothing_of_what_the_server_reads() -> None:
-    async with started(Obedient) as pool:
+    async with started(models.Obedient) as pool:
         assert await pool.ask("read") == [""]
 
 
 async def test_an_arena_of_no_bytes_is_none_at_all() -> None:
-    async with started(Echo, arena_bytes=0) as pool:
+    async with started(models.Echo, arena_bytes=0) as pool:
         assert pool.pool.reserve(1) is None
         assert await pool.ask(b"x" * 100_000) == [b"x" * 100_000]
         assert pool.pool.gauges()["arena_bytes"] == 0
@@ -260,7 +247,7 @@ def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
     monkeypatch.setattr(refused, refuse)
 
     with pytest.raises(ModelError, match=r"worker 0 of 'tried': the process cannot be started: .* Too many open files"):
-        asyncio.run(make_pool(Square).start(Recorder()))
+        asyncio.run(make_pool(models.Square).start(Recorder()))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +263,7 @@ async def test_what_the_machine_or_a_process_cannot_have_is_a_wrong_setting(
     settings: dict[str, Any], params: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(SettingsError, match=rule):
-        await make_pool(Noted, params, **settings).start(Recorder())
+        await make_pool(models.Noted, params, **settings).start(Recorder())
 
 
 # Workers for bulk work.
@@ -288,7 +275,7 @@ def policies(pid: int) -> set[int]:
 
 
 async def test_bulk_workers_start_when_wanted_and_are_idle_for_the_kernel() -> None:
-    async with started(Obedient, workers=1, bulk_workers=2) as pool:
+    async with started(models.Obedient, workers=1, bulk_workers=2) as pool:
         assert pool.heard.ready == [(0, 1)]
         for _ in range(2):  # once is enough
             pool.pool.start_bulk_workers()
@@ -313,7 +300,7 @@ async def test_bulk_workers_start_when_wanted_and_are_idle_for_the_kernel() -> N
 
 
 async def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async with started(ForAllWorkOnly, workers=1, bulk_workers=1) as pool:
+    async with started(models.ForAllWorkOnly, workers=1, bulk_workers=1) as pool:
         pool.pool.start_bulk_workers()
         starts = pool.pool._bulk_starts
         assert starts is not None
@@ -327,7 +314,7 @@ async def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCap
 
 
 async def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
-    async with started(Square, workers=1, bulk_workers=1) as pool:
+    async with started(models.Square, workers=1, bulk_workers=1) as pool:
         pool.pool.start_bulk_workers()
         await asyncio.sleep(0)
     assert {state.state for state in pool.pool.states()} == {"stopped"}
@@ -345,7 +332,7 @@ async def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(
 ) -> None:
     left = iter(looks)
     monkeypatch.setattr(supervision, "cpu_times", lambda pid: next(left))
-    async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
+    async with started(models.Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
         pool.pool.start_bulk_workers()
         await pool.again()
         pool.send("spin", worker=1)

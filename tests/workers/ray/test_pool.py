@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.served import serving
-from tests.serving.kit import Watch
-from tests.serving.test_scaling_under_load import Load, Slow
 from tests.streaming_models import Count
-from tests.workers.models import Echo, FailsInLoad, NeverLoads, Noted, Obedient, Overlapping, SlowAndPicky, Square
+from tests.workers.models import Echo, FailsInLoad, NeverLoads, Obedient, Square
 from tests.workers.pools import Recorder
 from tests.workers.ray.clusters import Nodes, end_detached, make_pool, started
 from tests.workers.ray.conftest import Loop
 
 import weir
 from weir.errors import Conflict, ModelError, SettingsError
-from weir.messages import JSON, OCTETS
+from weir.messages import JSON
 from weir.model import Model, Tensor
-from weir.policy import scaling
 
 pytestmark = pytest.mark.ray
 
@@ -93,11 +90,6 @@ async def test_the_code_of_a_worker_process_runs_there(nodes: Nodes, loop: Loop)
         (error,) = await pool.ask(b"nonsense", content_type=JSON)
         assert "nonsense" not in str(error)
         assert isinstance(error, weir.InvalidRequest)
-    async with started(SlowAndPicky, nodes.address) as pool:
-        good, bad, other = await pool.ask("a", "bad", "b")  # it is run again in halves
-        assert (good, other) == ("a", "b")
-        assert isinstance(bad, ModelError)
-        assert "ValueError: bad" in str(bad)
 
 
 async def test_worker_index_environment_and_threads(nodes: Nodes, loop: Loop) -> None:
@@ -136,32 +128,12 @@ async def test_large_tensors_travel_beside_the_frames(nodes: Nodes, loop: Loop, 
             assert np.array_equal(answer["y"], arrays[number] * 2)
 
 
-async def test_large_bytes_arrive_whole(nodes: Nodes, loop: Loop) -> None:
-    payload = os.urandom(600_000)
-    async with started(Echo, nodes.address) as pool:
-        batch = pool.send(payload, payload[:10], content_type=OCTETS)
-        assert [bytes(each) for each in await pool.answer(batch)] == [payload, payload[:10]]
-
-
-async def test_with_two_places_the_next_batch_is_prepared_meanwhile(nodes: Nodes, loop: Loop) -> None:
-    async with started(Overlapping, nodes.address, pipeline_depth=2) as pool:
-        first, second = pool.send("first"), pool.send("second")
-        assert await pool.answer(first) == [True]
-        assert await pool.answer(second) == ["second"]
-        for number in range(0, 40, 2):
-            sent = pool.send(number), pool.send(number + 1)
-            assert [await pool.answer(each) for each in sent] == [[number], [number + 1]]
-
-
 async def test_a_batch_that_takes_too_long_ends_its_worker(nodes: Nodes, loop: Loop) -> None:
     async with started(Obedient, nodes.address, predict_timeout=0.5) as pool:
         pool.send("spin")
         await pool.again()
         assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.5")]
         assert await pool.ask(1) == [1]
-    async with started(SlowAndPicky, nodes.address, predict_timeout=2.0) as pool:
-        # The limit starts anew for each half, of which there are six in all.
-        assert (await pool.ask("bad", "a", "b", "c", "d"))[1:] == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("how", ["exit", "abort", "raise_system_exit"])
@@ -178,12 +150,6 @@ async def test_an_actor_that_ends_is_replaced(nodes: Nodes, loop: Loop, how: str
         assert await pool.ask(1) == [1]
 
 
-async def test_workers_unload_when_the_model_stops(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
-    async with started(Noted, nodes.address, {"note": str(tmp_path / "note")}) as pool:
-        assert await pool.ask(1) == [1]
-    assert (tmp_path / "note").read_text() == "unloaded 0"
-
-
 async def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
     async with started(Obedient, nodes.address) as pool:
         await pool.pool.add_worker()
@@ -192,31 +158,6 @@ async def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
         await pool.pool.remove_worker()
         assert [state.state for state in pool.pool.states()] == ["ready"]
         assert await pool.ask("index") == [0]
-
-
-async def test_there_are_as_many_workers_as_the_load_needs(
-    nodes: Nodes, loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
-    monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
-    monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
-
-    watch = Watch()
-    service = weir.Service(
-        Slow, executor=weir.Ray(workers="0..3", address=nodes.address, num_cpus=0.5), max_batch_size=2,
-        scale_to_zero_after=0.5, target_load=0.5, observers=[watch], max_queue_delay=0.0,
-    )  # fmt: skip
-    async with service:
-        load = Load(service)
-        await load.until(lambda: service.ready_workers == 3, width=24)
-        states: Any = service.executor.states()
-        assert len({state.node for state in states}) > 1
-        await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
-        await watch.until(lambda: service.ready_workers == 0)
-        assert service.state()["scaling"]["because"] == "no request arrived for 0.5 s"
-        assert await service.infer(41) == 42, "the first request waits for the start"
-        counts = service.statistics.to_dict()
-    assert counts["inference_stats"]["fail"]["count"] == 0
 
 
 def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes, tmp_path: Path) -> None:

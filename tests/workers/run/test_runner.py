@@ -72,7 +72,7 @@ def test_a_model_that_accepts_it_receives_what_went_wrong_in_the_warm_up(caplog:
     assert "unload raised" in caplog.text
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("attributes", "error", "message"),
     [
         ({"examples": (1, 13)}, ModelError, "example 1 of 8 at once: predict raised ValueError: unlucky"),
@@ -153,7 +153,7 @@ def test_a_tensor_model_warms_up_and_answers() -> None:
     assert text == b'{"y":[[1.0,2.0]]}'
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@subcases("shared", [False, True])
 def test_a_model_sees_the_batch_size_that_holds(shared: bool) -> None:
     class Sees(Model):
         max_batch_size = 64
@@ -324,7 +324,7 @@ def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
     assert message.endswith("so you may have written it for one: yield {index: answer, ...} for all items")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("given", "message"),
     [
         ("text", "predict yielded a str, must be a dict of answers by index"),
@@ -391,14 +391,6 @@ def test_tensors_are_held_against_the_declaration() -> None:
 
     text = "ModelError: predict returned wrong tensors: tensor 'rows': is missing, the model declares 'sum', 'rows'"
     assert told(stream(Wrong, [{"x": [[1, 2]]}])) == [(0, "ERROR", text)]
-
-
-def test_a_failing_warm_up_fails_the_start() -> None:
-    class Cold(Raising):
-        examples = ("later",)
-
-    with pytest.raises(ModelError, match="warm-up, example 0 of 1 at once: predict raised RuntimeError"):
-        started(Cold, max_batch_size=8)
 
 
 def test_whoever_gives_up_closes_the_generator() -> None:
