@@ -102,7 +102,7 @@ def test_the_core_imports_no_io_no_clock_and_no_randomness(part: str) -> None:
 NEEDED_LATER = {
     "import weir": "asyncio uvicorn starlette pydantic prometheus_client numpy msgspec cloudpickle torch onnxruntime grpc",
     "import weir; weir.Service": "uvicorn starlette numpy",
-    "import weir.app": "weir.policy.solve.smdp",
+    "import weir.app": "weir.policy.solve.smdp opentelemetry",
     "import weir.cli; weir.cli.command_line()": "uvicorn starlette uvloop numpy structlog prometheus_client weir.app",
 }
 

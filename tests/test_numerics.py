@@ -29,9 +29,7 @@ def test_the_tail_of_a_gamma_law() -> None:
     assert gamma_tail(*(np.empty(0) for _ in range(3))).shape == log_gamma(np.empty(0)).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "shape", [0.02, 0.11, 0.5, 0.99, 1.0, 1.5, 4.0, 11.1, 123.0, 2_500.0, 9_999.0, 10_000.0, 1e6, 1e8]
-)
+@subcases("shape", [0.02, 0.11, 0.5, 0.99, 1.0, 1.5, 4.0, 11.1, 123.0, 2_500.0, 9_999.0, 10_000.0, 1e6, 1e8])
 def test_the_quantiles_of_a_gamma_law(shape: float) -> None:
     shares = np.concatenate((DRAW.random(5_000), 10.0 ** DRAW.uniform(-15.0, -1.0, 500)))
     shares = np.concatenate((shares, np.maximum(1.0 - shares, 2.0**-53), [2.0**-53, 1.0 - 2.0**-53]))
@@ -60,7 +58,7 @@ def test_isotonic_regression(count: int) -> None:
         np.testing.assert_allclose(isotonic(values, weights), wanted, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 30])
+@subcases("count", [2, 3, 4, 30])
 def test_the_curve_that_only_rises_and_falls_as_its_points_do(count: int) -> None:
     for _ in range(50):
         x = np.cumsum(DRAW.integers(1, 20, count)).astype(float)

@@ -48,7 +48,7 @@ def test_the_models_examples_travel_as_callers_of_http_send_them() -> None:
     assert sorted(items.batch(2)) == [b"3", b'{"text":"hello"}']
 
 
-@pytest.mark.parametrize("item", [(1, 2), b"bytes", np.zeros(2), [np.zeros(2)], {1, 2}, object()])
+@subcases("item", [(1, 2), b"bytes", np.zeros(2), [np.zeros(2)], {1, 2}, object()])
 def test_what_json_cannot_carry_unchanged_travels_as_a_value(item: Any) -> None:
     items = items_of(Plain, [item])
     assert items.content_type == OBJECT
@@ -187,7 +187,7 @@ def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:
         read_items(tmp_path / "folder")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("setting", "message"),
     [
         ({"sizes": [4, 0]}, "sizes=0: must be whole numbers of rows, 1 or more"),

@@ -12,31 +12,14 @@ from tests.rings import subcases
 
 from weir import __version__
 from weir.errors import SettingsError
-from weir.profiling import ProfilingSettings
-from weir.profiling.machine import (
-    Energy,
-    GpuMemory,
-    Meter,
-    RaplMeter,
-    Reading,
-    cpu_name,
-    describe_machine,
-    find_hardware,
-    find_meters,
-    find_nvml,
-    find_rapl,
-    judged,
-    modelled,
-    read_energy,
-    windows,
-)
+from weir.profiling import ProfilingSettings, machine
 from weir.profiling.sampling import ServiceTimeSampler
 from weir.testing import FakeClock
 from weir.workers.cpus import cpu_count
 
 
 def test_a_profile_says_where_it_was_made() -> None:
-    said = describe_machine()
+    said = machine.describe_machine()
     assert said["versions"]["weir"] == __version__
     assert said["versions"]["numpy"]
     assert "jax" not in said["versions"] or said["versions"]["jax"]
@@ -46,18 +29,18 @@ def test_a_profile_says_where_it_was_made() -> None:
 def test_the_cpu_has_a_name_also_where_nobody_says_it(tmp_path: Path) -> None:
     known = tmp_path / "cpuinfo"
     known.write_text("processor\t: 0\nmodel name\t: Abacus 5000\n")
-    assert cpu_name(known) == "Abacus 5000"
-    assert cpu_name(tmp_path / "missing")
+    assert machine.cpu_name(known) == "Abacus 5000"
+    assert machine.cpu_name(tmp_path / "missing")
 
 
 def test_meters_are_found_and_why_others_are_not_is_reported() -> None:
-    def absent() -> Meter:
+    def absent() -> machine.Meter:
         raise SettingsError("NVML: no driver")
 
-    def present() -> Meter:
-        return RaplMeter([])
+    def present() -> machine.Meter:
+        return machine.RaplMeter([])
 
-    meters = find_meters({}, [absent, present])
+    meters = machine.find_meters({}, [absent, present])
     assert [meter.source for meter in meters.found] == ["rapl"]
     assert meters.missing == "NVML: no driver"
 
@@ -107,25 +90,25 @@ class Library:
 
 
 def test_the_hardware_is_the_cpus_that_this_process_may_use_and_each_gpu() -> None:
-    cpus, first, second = find_hardware(Library("New", b"Old"))
+    cpus, first, second = machine.find_hardware(Library("New", b"Old"))
     assert (cpus.kind, cpus.index, cpus.count) == ("CPU", None, cpu_count())
     assert cpus.name and cpus.memory_bytes > 1 << 20
     assert set(cpus.to_dict()) == {"kind", "name", "count", "memory_bytes", "index"}
     assert (first.kind, first.name, first.index, first.memory_bytes) == ("GPU", "New", 0, 1 << 30)
     assert (second.name, second.index, second.count) == ("Old", 1, 1)
     # A driver that fails leaves the CPUs.
-    assert [each.kind for each in find_hardware(Library(fails="count"))] == ["CPU"]
+    assert [each.kind for each in machine.find_hardware(Library(fails="count"))] == ["CPU"]
 
 
 def test_the_gpu_memory_of_a_process_is_that_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[list[tuple[int, int | None]]] = [[(7, 100), (8, None)], [(7, 20)]]
-    assert GpuMemory(Library("P4", "T4", taken=taken)).read() == {7: 120, 8: 0}
+    assert machine.GpuMemory(Library("P4", "T4", taken=taken)).read() == {7: 120, 8: 0}
     with pytest.raises(SettingsError, match="NVML: the memory of processes cannot be read: Not Supported"):
-        GpuMemory(Library(fails="count")).read()
+        machine.GpuMemory(Library(fails="count")).read()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert [each.kind for each in find_hardware()] == ["CPU"]
+    assert [each.kind for each in machine.find_hardware()] == ["CPU"]
     with pytest.raises(SettingsError, match="nvidia-ml-py is not installed"):
-        GpuMemory().read()
+        machine.GpuMemory().read()
 
 
 IDLE_W = 50.0
@@ -146,14 +129,14 @@ class ModelMeter:
         return 1000.0 * (IDLE_W * self._executor.clock() + self._busy_w * self._executor.busy)
 
 
-def read(powers: Sequence[float], sizes: Sequence[int]) -> list[Reading]:
+def read(powers: Sequence[float], sizes: Sequence[int]) -> list[machine.Reading]:
     """Return what meters of a device with these powers say."""
 
-    async def story() -> list[Reading]:
+    async def story() -> list[machine.Reading]:
         executor = TimedExecutor(FakeClock(), lambda b: 0.002 * b + 0.01)
         measuring = await started(executor)
         sampler = ServiceTimeSampler(measuring, items(), ProfilingSettings())
-        return await read_energy([ModelMeter(executor, power) for power in powers], sampler, sizes)
+        return await machine.read_energy([ModelMeter(executor, power) for power in powers], sampler, sizes)
 
     return asyncio.run(story())
 
@@ -167,43 +150,43 @@ def test_the_energy_of_a_batch_is_what_is_used_beyond_the_idle_machine() -> None
 
 
 def test_the_first_meter_whose_power_rises_counts_or_what_is_stated() -> None:
-    energy = judged(read([0.0, 100.0], [1, 8]))
+    energy = machine.judged(read([0.0, 100.0], [1, 8]))
     assert energy.source == "nvml"
     assert energy.batch_mj == pytest.approx({1: 1200.0, 8: 2600.0})
     assert energy.about["idle_power_w"] == pytest.approx(IDLE_W)
     assert energy.about["power_limit_w"] == 300.0
     assert energy.warnings == []
-    energy = judged(read([0.2], [1, 8]))
+    energy = machine.judged(read([0.2], [1, 8]))
     assert energy.source == "time"
     assert energy.about["energy_not_read"] == "the power of a GPU did not rise by 1 W while batches ran"
-    assert judged([], "no driver").about["energy_not_read"] == "no driver"
-    assert modelled(70.0) == Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
-    assert modelled(None).watts == 1.0
+    assert machine.judged([], "no driver").about["energy_not_read"] == "no driver"
+    assert machine.modelled(70.0) == machine.Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
+    assert machine.modelled(None).watts == 1.0
 
 
 def test_a_power_above_what_the_board_allows_is_warned_of() -> None:
     (reading,) = read([270.0], [1])
-    energy = judged([reading])
+    energy = machine.judged([reading])
     assert energy.warnings == ["the power read, 320.0 W, is above what a GPU allows, 300 W: the energies are doubtful"]
     reading.meter.limit_w = None  # type: ignore[misc]  # a test's meter may change
-    assert judged([reading]).warnings == []
+    assert machine.judged([reading]).warnings == []
 
 
 def test_a_batch_that_uses_less_than_the_idle_machine_is_warned_of() -> None:
     (reading,) = read([100.0], [1, 8])
-    energy = judged([reading._replace(batch_mj={1: -3.0, 8: 40.0})])
+    energy = machine.judged([reading._replace(batch_mj={1: -3.0, 8: 40.0})])
     assert energy.batch_mj == {1: 0.0, 8: 40.0}
     assert energy.warnings == ["batches of 1 used no more than the idle machine: their energy is taken as 0"]
 
 
 def test_energy_is_read_at_a_few_sizes_the_ends_among_them() -> None:
-    assert windows([1]) == [1]
-    assert windows([1, 2, 3]) == [1, 2, 3]
-    assert windows([*range(1, 17), 20, 25, 31, 39, 49, 61, 64]) == [1, 7, 12, 20, 64]
+    assert machine.windows([1]) == [1]
+    assert machine.windows([1, 2, 3]) == [1, 2, 3]
+    assert machine.windows([*range(1, 17), 20, 25, 31, 39, 49, 61, 64]) == [1, 7, 12, 20, 64]
 
 
 def found(library: Any, visible: str | None = None) -> Any:
-    return find_nvml(visible, library)
+    return machine.find_nvml(visible, library)
 
 
 def test_all_gpus_that_the_worker_sees_are_read_together() -> None:
@@ -270,7 +253,7 @@ def test_packages_are_added_up_and_nothing_else(powercap: Powercap) -> None:
     powercap.add("intel-rapl:0:1", "dram")
     powercap.add("intel-rapl:2", "psys")
     (powercap.root / "intel-rapl").mkdir()
-    meter = find_rapl(powercap.root)
+    meter = machine.find_rapl(powercap.root)
     assert meter.source == "rapl" and meter.name == "2 CPU packages"
     assert meter.limit_w == 180.0
     assert meter.read_mj() == 0.0
@@ -281,7 +264,7 @@ def test_packages_are_added_up_and_nothing_else(powercap: Powercap) -> None:
 
 def test_a_counter_that_goes_round_goes_on(powercap: Powercap) -> None:
     powercap.add("intel-rapl:0", "package-0", RANGE_UJ - 1_000_000)
-    meter = find_rapl(powercap.root)
+    meter = machine.find_rapl(powercap.root)
     powercap.use("intel-rapl:0", 2.5)
     assert meter.read_mj() == pytest.approx(2500.0, abs=0.01)
     powercap.use("intel-rapl:0", 1.0)
@@ -291,11 +274,11 @@ def test_a_counter_that_goes_round_goes_on(powercap: Powercap) -> None:
 
 def test_why_there_is_no_rapl_meter_is_reported(powercap: Powercap) -> None:
     with pytest.raises(SettingsError, match=r"RAPL: there are no CPU packages in .* \(virtual machines have none\)"):
-        find_rapl(powercap.root)
+        machine.find_rapl(powercap.root)
     folder = powercap.add("intel-rapl:0", "package-0")
     (folder / "energy_uj").write_text("nothing")
     with pytest.raises(SettingsError, match="RAPL: cannot be read"):
-        find_rapl(powercap.root)
+        machine.find_rapl(powercap.root)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -303,4 +286,4 @@ def test_a_counter_for_root_only_is_reported_as_such(powercap: Powercap) -> None
     folder = powercap.add("intel-rapl:0", "package-0")
     (folder / "energy_uj").chmod(0)
     with pytest.raises(SettingsError, match="energy_uj is readable by root only"):
-        find_rapl(powercap.root)
+        machine.find_rapl(powercap.root)

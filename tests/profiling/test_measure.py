@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiling.kit import TimedExecutor, items, profiled, started
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
@@ -189,7 +190,7 @@ def test_a_straight_line_has_no_edges_and_needs_no_more_sizes() -> None:
         assert edges(points) == []
 
 
-@pytest.mark.parametrize("step", [4, 8, 16, 32])
+@subcases("step", [4, 8, 16, 32])
 def test_a_gpu_that_computes_in_waves_is_found_exactly(step: int) -> None:
     points = searched(lambda b: 2.0 + ceil(b / step), 128)
     assert edges(points) == list(range(step, 128, step))

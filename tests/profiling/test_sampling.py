@@ -15,34 +15,20 @@ from tests.rings import subcases
 from weir.errors import ModelError
 from weir.messages import OBJECT, Batch, Events
 from weir.metrics import MetricReport, ModelMetrics
-from weir.profiling import ProfilingSettings
-from weir.profiling.sampling import (
-    CROWDED_RARE,
-    FEWEST,
-    FIRST_ID,
-    LEAST,
-    WARM_UP_BATCHES,
-    WARM_UP_MOST,
-    Contention,
-    Finished,
-    Measuring,
-    ServiceTimeSampler,
-    estimate,
-    steadied,
-)
+from weir.profiling import ProfilingSettings, sampling
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, whole
 
 
 def sampled(
-    duration: Duration, act: Callable[[ServiceTimeSampler], Awaitable[Any]], *, places: int = 1, ahead: float = 0.0,
-    contention: Contention | None = None, **settings: Any,
-) -> tuple[ServiceTimeSampler, TimedExecutor]:  # fmt: skip
+    duration: Duration, act: Callable[[sampling.ServiceTimeSampler], Awaitable[Any]], *, places: int = 1, ahead: float = 0.0,
+    contention: sampling.Contention | None = None, **settings: Any,
+) -> tuple[sampling.ServiceTimeSampler, TimedExecutor]:  # fmt: skip
     """Do something with a sampler on a worker with these service times."""
 
-    async def story() -> tuple[ServiceTimeSampler, TimedExecutor]:
+    async def story() -> tuple[sampling.ServiceTimeSampler, TimedExecutor]:
         executor = TimedExecutor(FakeClock(), duration, places=places, ahead=ahead)
         measuring = await started(executor)
-        sampler = ServiceTimeSampler(measuring, items(), ProfilingSettings(**settings), contention=contention)
+        sampler = sampling.ServiceTimeSampler(measuring, items(), ProfilingSettings(**settings), contention=contention)
         await act(sampler)
         return sampler, executor
 
@@ -51,7 +37,7 @@ def sampled(
 
 def test_the_warm_up_ends_when_times_are_steady_and_counts_for_nothing() -> None:
     sampler, executor = sampled(lambda b: 0.001 * b, lambda sampler: sampler.warm_up([1, 2, 4, 8]))
-    assert WARM_UP_BATCHES <= len(executor.batches) <= WARM_UP_BATCHES + 2
+    assert sampling.WARM_UP_BATCHES <= len(executor.batches) <= sampling.WARM_UP_BATCHES + 2
     assert set(executor.sizes) == {1, 4, 8}
     assert not sampler.durations
 
@@ -61,10 +47,10 @@ def test_the_warm_up_goes_on_while_times_fall_but_not_for_ever() -> None:
     _, executor = sampled(
         lambda b: 0.99 ** (100_000 - next(falling)), lambda sampler: sampler.warm_up([1]), seconds=1e6
     )
-    assert WARM_UP_BATCHES <= len(executor.batches) < WARM_UP_MOST
+    assert sampling.WARM_UP_BATCHES <= len(executor.batches) < sampling.WARM_UP_MOST
     wild = Random(1)
     _, executor = sampled(lambda b: wild.expovariate(1.0), lambda sampler: sampler.warm_up([1]), seconds=1e6)
-    assert len(executor.batches) <= WARM_UP_MOST
+    assert len(executor.batches) <= sampling.WARM_UP_MOST
 
 
 def test_the_warm_up_of_a_slow_model_takes_a_fifth_of_the_time() -> None:
@@ -78,16 +64,20 @@ def test_sizes_come_in_random_order_and_the_seed_decides_which() -> None:
 
     assert order(1) == order(1) != order(2)
     assert order(1)[:4] != [1, 2, 3, 4] or order(1)[4:8] != [1, 2, 3, 4]
-    assert all(sorted(order(3)[start : start + 4]) == [1, 2, 3, 4] for start in range(0, 4 * LEAST, 4))
+    assert all(sorted(order(3)[start : start + 4]) == [1, 2, 3, 4] for start in range(0, 4 * sampling.LEAST, 4))
 
 
 def test_when_the_time_is_up_it_ends_but_every_size_has_been_measured() -> None:
     sampler, _ = sampled(lambda b: 1.0, lambda sampler: sampler.settle([1, 2, 3]), seconds=1.0)
-    assert {size: len(durations) for size, durations in sampler.durations.items()} == {1: FEWEST, 2: FEWEST, 3: FEWEST}
+    assert {size: len(durations) for size, durations in sampler.durations.items()} == {
+        1: sampling.FEWEST,
+        2: sampling.FEWEST,
+        3: sampling.FEWEST,
+    }
 
 
 def test_a_share_of_the_time_is_used_and_what_is_sure_not_measured_again() -> None:
-    async def act(sampler: ServiceTimeSampler) -> None:
+    async def act(sampler: sampling.ServiceTimeSampler) -> None:
         await sampler.settle([1, 2], 0.5)
         assert 5.0 <= sampler.elapsed <= 6.0
         await sampler.settle([1, 2], 0.5)
@@ -95,15 +85,15 @@ def test_a_share_of_the_time_is_used_and_what_is_sure_not_measured_again() -> No
 
     sampled(lambda b: 0.5, act, seconds=10.0, confidence=1e-12)
     _, executor = sampled(lambda b: 0.001, lambda sampler: sampler.settle([1]))
-    assert len(executor.batches) == LEAST
+    assert len(executor.batches) == sampling.LEAST
     shares: list[float] = []
 
-    async def again(sampler: ServiceTimeSampler) -> None:
+    async def again(sampler: sampling.ServiceTimeSampler) -> None:
         await sampler.settle([1, 2], progress=shares.append)
         await sampler.settle([1, 2], progress=shares.append)
 
     sampled(lambda b: 0.001, again)
-    assert shares[0] == 0.0 and shares[-1] == 1.0 and len(shares) == LEAST
+    assert shares[0] == 0.0 and shares[-1] == 1.0 and len(shares) == sampling.LEAST
 
 
 def test_with_two_batches_in_flight_it_is_the_cycle_that_counts() -> None:
@@ -120,9 +110,9 @@ def test_with_one_place_a_caller_waits_no_longer_than_the_batch_takes() -> None:
     assert sampler.offset() == 0.0
 
 
-@pytest.mark.parametrize(("places", "count"), [(1, 100), (2, 100)])
+@subcases(("places", "count"), [(1, 100), (2, 100)])
 def test_back_to_back_keeps_the_worker_busy(places: int, count: int) -> None:
-    async def act(sampler: ServiceTimeSampler) -> None:
+    async def act(sampler: sampling.ServiceTimeSampler) -> None:
         ran, seconds = await sampler.back_to_back(4, 1.0)
         assert ran >= count
         assert seconds == pytest.approx(ran * 0.01)
@@ -144,7 +134,7 @@ def test_a_duration_is_what_the_server_sees_with_the_waking_up(places: int, tmp_
         return 0.00515
 
     (folder / "schedstat").write_text("1 0 0")
-    contention = Contention([7], tmp_path)
+    contention = sampling.Contention([7], tmp_path)
     sampler, _ = sampled(waking, lambda sampler: sampler.settle([1]), places=places, contention=contention)
     assert sampler.durations[1] == pytest.approx([0.00515] * len(sampler.durations[1]))
     assert sampler.estimates()[1].mean == pytest.approx(0.00515)
@@ -165,21 +155,21 @@ def test_pauses_on_a_crowded_machine_are_left_out_more_readily(tmp_path: Path) -
         (folder / "schedstat").write_text(f"1 {waited} 1")
         return 0.0001 if batches % 6 else 0.0011
 
-    sampler, _ = sampled(crowded, lambda sampler: sampler.settle([1]), contention=Contention([7], tmp_path))
+    sampler, _ = sampled(crowded, lambda sampler: sampler.settle([1]), contention=sampling.Contention([7], tmp_path))
     assert sampler.crowding > 0.3
     assert sampler.estimates()[1].mean == pytest.approx(0.0001)
 
 
 async def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
     executor = TimedExecutor(FakeClock(), lambda b: 0.001, places=2, fail=ModelError("no"))
-    sampler = ServiceTimeSampler(await started(executor), items(), ProfilingSettings())
+    sampler = sampling.ServiceTimeSampler(await started(executor), items(), ProfilingSettings())
     with pytest.raises(ModelError, match="no"):
         await sampler.back_to_back(2, 1.0)
 
 
-async def listening(executor: FakeExecutor, clock: FakeClock | None = None) -> Measuring:
+async def listening(executor: FakeExecutor, clock: FakeClock | None = None) -> sampling.Measuring:
     """Return what has started `executor` and listens to it."""
-    measuring = Measuring(executor, clock or FakeClock())
+    measuring = sampling.Measuring(executor, clock or FakeClock())
     await executor.start(measuring)
     return measuring
 
@@ -190,10 +180,10 @@ async def test_a_batch_is_timed_to_its_last_events_and_its_memory_given_back() -
     assert measuring.places == {0: 1}
     done = measuring.run(0, [1, 2], OBJECT, OBJECT)
     clock.advance(0.25)
-    executor.reply(0, Events(FIRST_ID, [block], indices=[0], final=False))
+    executor.reply(0, Events(sampling.FIRST_ID, [block], indices=[0], final=False))
     clock.advance(0.5)
-    executor.reply(0, Events(FIRST_ID, [2], indices=[1]))
-    assert await done == Finished(1000.0, 1000.75)
+    executor.reply(0, Events(sampling.FIRST_ID, [2], indices=[1]))
+    assert await done == sampling.Finished(1000.0, 1000.75)
     assert block.shares == 0
     with pytest.raises(ModelError, match="worker 3 cannot be measured: it has not started"):
         await measuring.run(3, [1], OBJECT, OBJECT)
@@ -230,10 +220,10 @@ async def test_what_is_late_from_the_measurement_is_dropped() -> None:
     measuring = await listening(executor)
     left = measuring.run(0, [1], OBJECT, OBJECT)
     left.cancel()
-    executor.reply(0, whole(FIRST_ID, [1]))
-    executor.reply(0, whole(FIRST_ID, [block]))  # and one that nobody knows
+    executor.reply(0, whole(sampling.FIRST_ID, [1]))
+    executor.reply(0, whole(sampling.FIRST_ID, [block]))  # and one that nobody knows
     assert block.shares == 0
-    assert measuring.has(FIRST_ID) and not measuring.has(1)
+    assert measuring.has(sampling.FIRST_ID) and not measuring.has(1)
 
 
 def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
@@ -246,7 +236,7 @@ def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
 def test_the_thread_that_waited_most_counts_and_processes_add_up(tmp_path: Path) -> None:
     for pid, thread in ((7, 7), (7, 8), (9, 9)):
         waited(tmp_path, pid, thread, 1_000_000_000)
-    contention = Contention([7, 9], tmp_path)
+    contention = sampling.Contention([7, 9], tmp_path)
     before = contention.look()
     assert contention.since(before) == 0.0
     waited(tmp_path, 7, 7, 1_010_000_000)
@@ -258,7 +248,7 @@ def test_the_thread_that_waited_most_counts_and_processes_add_up(tmp_path: Path)
 def test_waking_up_is_no_contention(tmp_path: Path) -> None:
     """2 ms in ten times are waking up; what is more is not."""
     waited(tmp_path, 7, 7, 0)
-    contention = Contention([7], tmp_path)
+    contention = sampling.Contention([7], tmp_path)
     before = contention.look()
     for nanoseconds, seconds in ((2_000_000, 0.0), (3_500_000, 0.0015)):
         (tmp_path / "7" / "task" / "7" / "schedstat").write_text(f"123456789 {nanoseconds} 27\n")
@@ -268,13 +258,13 @@ def test_waking_up_is_no_contention(tmp_path: Path) -> None:
 def test_an_unknown_kernel_and_an_ended_process_have_waited_for_nothing(tmp_path: Path) -> None:
     waited(tmp_path, 7, 7, 1)
     (tmp_path / "7" / "task" / "7" / "schedstat").write_text("")
-    contention = Contention([7, 8], tmp_path)
+    contention = sampling.Contention([7, 8], tmp_path)
     assert contention.since(contention.look()) == 0.0
 
 
 def test_mean_spread_and_interval_are_the_usual_ones() -> None:
     durations = np.random.default_rng(1).gamma(100.0, 0.01, 4000)
-    said = estimate(list(durations))
+    said = sampling.estimate(list(durations))
     assert said.mean == pytest.approx(durations.mean())
     assert said.cv == pytest.approx(0.1, rel=0.05)
     assert said.half_width == pytest.approx(1.96 * said.error)
@@ -300,7 +290,7 @@ def test_rare_pauses_are_left_out_and_reported(
     short: int, long: int, crowded: bool, mean: float, left_out: int
 ) -> None:
     durations = [0.010] * short + [0.110] * long
-    said = estimate(durations, CROWDED_RARE) if crowded else estimate(durations)
+    said = sampling.estimate(durations, sampling.CROWDED_RARE) if crowded else sampling.estimate(durations)
     assert said.mean == pytest.approx(mean)
     assert (said.counted, said.left_out) == (short + long - left_out, left_out)
     assert said.left_out_seconds == pytest.approx(0.1 * left_out)
@@ -309,8 +299,8 @@ def test_rare_pauses_are_left_out_and_reported(
 
 def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> None:
     chance = np.random.default_rng(3)
-    known = {size: estimate(list(chance.normal(1.0, 0.1, 500))) for size in (1, 2, 3)}
-    few = steadied({**known, 4: estimate([2.0, 2.0, 2.0])})
+    known = {size: sampling.estimate(list(chance.normal(1.0, 0.1, 500))) for size in (1, 2, 3)}
+    few = sampling.steadied({**known, 4: sampling.estimate([2.0, 2.0, 2.0])})
     assert few[4].mean == 2.0
     assert few[4].cv == pytest.approx(0.1 * np.sqrt(5 / 8), rel=0.1)
     for size, each in known.items():
@@ -319,7 +309,7 @@ def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50), st.floats(0.01, 100.0))
 def test_the_unit_of_time_does_not_matter(durations: list[float], scale: float) -> None:
-    one, other = estimate(durations), estimate([scale * each for each in durations])
+    one, other = sampling.estimate(durations), sampling.estimate([scale * each for each in durations])
     assert min(durations) <= one.mean * (1 + 1e-9) and one.mean <= max(durations) * (1 + 1e-9)
     assert other.mean == pytest.approx(scale * one.mean)
     assert other.left_out == one.left_out
@@ -347,7 +337,7 @@ def test_each_size_is_measured_until_it_is_sure() -> None:
     sampler, executor = sampled(
         lambda b: 0.001 * (chance.expovariate(1.0) if b == 8 else 1.0), lambda sampler: sampler.settle([2, 8])
     )
-    assert len(sampler.durations[2]) == LEAST
+    assert len(sampler.durations[2]) == sampling.LEAST
     assert sampler.estimates()[8].relative <= 0.02
     assert len(sampler.durations[8]) > 1000
     assert len(executor.batches) == sampler.batches

@@ -5,15 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reproduction.truncated import (
-    cost_of,
-    iterate_policies,
-    law_of,
-    minimum_s_max,
-    model_of,
-    solve_truncated,
-    start_actions,
-)
 from tests.policy.solve.test_bank import EFFICIENT, PAST_ITS_BEST, STEPPED
 from tests.rings import spread, subcases
 
@@ -35,7 +26,7 @@ TABLE_I = [
 
 @pytest.mark.parametrize(("overflow_cost", "s_max", "iterations", "delta"), spread(TABLE_I))
 def test_table_1(overflow_cost: float, s_max: int, iterations: int, delta: float | None) -> None:
-    found = minimum_s_max(GOOGLENET_P4, RATE, Prices(), overflow_cost)
+    found = truncated.minimum_s_max(GOOGLENET_P4, RATE, Prices(), overflow_cost)
     assert found.s_max == s_max
     assert abs(found.iterations - iterations) <= 2
     assert found.cost == pytest.approx({89: 66.1384, 78: 66.1383, 70: 66.1377}.get(s_max, 66.1374), rel=1e-4)
@@ -49,21 +40,21 @@ def test_table_1(overflow_cost: float, s_max: int, iterations: int, delta: float
 
 def test_the_tail_of_the_law_needs_no_subtraction() -> None:
     """Table I: Δ = 6.14e-12 with c_o = 10 and s_max = 161."""
-    model = model_of(GOOGLENET_P4, RATE, Prices(), 161, 10.0)
-    best = iterate_policies(model, start_actions(model), overflow_cost=10.0)
-    law = law_of(model, best.actions)
+    model = truncated.model_of(GOOGLENET_P4, RATE, Prices(), 161, 10.0)
+    best = truncated.iterate_policies(model, truncated.start_actions(model), overflow_cost=10.0)
+    law = truncated.law_of(model, best.actions)
     assert truncated.overflow_cost_rate(model, best.actions, law) == pytest.approx(6.14e-12, rel=0.01)
     assert truncated.overflow_share(model, best.actions, law) == pytest.approx(6.14e-12 / 66.1374, rel=0.01)
-    assert cost_of(model, best.actions, law) == pytest.approx(best.cost, rel=1e-12)
+    assert truncated.cost_of(model, best.actions, law) == pytest.approx(best.cost, rel=1e-12)
 
 
 def test_no_truncation_may_be_long_enough() -> None:
     with pytest.raises(SettingsError, match="overflow_cost=10: no s_max up to 160 is acceptable"):
-        minimum_s_max(GOOGLENET_P4, RATE, Prices(), 10.0, longest=160, max_iterations=300)
+        truncated.minimum_s_max(GOOGLENET_P4, RATE, Prices(), 10.0, longest=160, max_iterations=300)
 
 
 def test_unvisited_states_make_full_batches() -> None:
-    solution = solve_truncated(GOOGLENET_P4, 0.2 * GOOGLENET_P4.max_rate, s_max=100)
+    solution = truncated.solve_truncated(GOOGLENET_P4, 0.2 * GOOGLENET_P4.max_rate, s_max=100)
     raw = solution.actions
     assert raw[-1] < 32, "what the truncated model does in S_o is an artefact"
     assert solution.table[:12].tolist() == raw[:12].tolist()
@@ -76,9 +67,9 @@ def test_unvisited_states_make_full_batches() -> None:
 @subcases(("profile", "load"), [(GOOGLENET_P4, 0.8), (STEPPED, 0.2), (PAST_ITS_BEST, 0.8)])
 def test_both_methods_agree(profile: Profile, load: float) -> None:
     rate, prices = load * profile.max_rate, Prices(1.0, 0.5)
-    exact = solve_truncated(profile, rate, prices, s_max=80)
+    exact = truncated.solve_truncated(profile, rate, prices, s_max=80)
     long: dict[str, Any] = {"method": "value-iteration", "epsilon": 1e-6, "max_iterations": 100_000}
-    swept = solve_truncated(profile, rate, prices, s_max=80, **long)
+    swept = truncated.solve_truncated(profile, rate, prices, s_max=80, **long)
     assert swept.cost == pytest.approx(exact.cost, rel=1e-8)
     assert exact.cost <= swept.cost * (1.0 + 1e-12)
     assert swept.cost - swept.error_bound <= exact.cost
@@ -98,45 +89,47 @@ def test_no_policy_at_all_is_better(profile: Profile, load: float, weights: tupl
     largest = profile.max_batch_size
     rate = load * profile.max_rate
     s_max = {2: 5, 3: 4}[largest]
-    solution = solve_truncated(profile, rate, Prices(*weights), s_max=s_max)
-    model = model_of(profile, rate, Prices(*weights), s_max, solution.overflow_cost)
+    solution = truncated.solve_truncated(profile, rate, Prices(*weights), s_max=s_max)
+    model = truncated.model_of(profile, rate, Prices(*weights), s_max, solution.overflow_cost)
     costs = []
     choices = [range(min(state, largest) + 1) for state in range(s_max + 1)] + [range(1, largest + 1)]
     for policy in product(*choices):
         actions = np.array(policy)
-        costs.append(cost_of(model, actions, law_of(model, actions)))
+        costs.append(truncated.cost_of(model, actions, truncated.law_of(model, actions)))
     assert solution.cost == pytest.approx(min(costs), rel=1e-10)
-    swept = solve_truncated(profile, rate, Prices(*weights), s_max=s_max, method="value-iteration", epsilon=1e-9)
+    swept = truncated.solve_truncated(
+        profile, rate, Prices(*weights), s_max=s_max, method="value-iteration", epsilon=1e-9
+    )
     assert swept.cost == pytest.approx(min(costs), rel=1e-8)
 
 
 def test_s_max_grows_until_the_tail_is_small() -> None:
     rate = 0.75 * EFFICIENT.max_rate  # the most efficient size leaves long lines, which b* would not
-    solution = solve_truncated(EFFICIENT, rate, Prices(0.0, 1.0), overflow_cost=1000.0)
+    solution = truncated.solve_truncated(EFFICIENT, rate, Prices(0.0, 1.0), overflow_cost=1000.0)
     assert solution.tail_share <= 1e-9
     assert solution.s_max > 60
 
 
 def test_a_result_that_may_be_far_from_the_best_says_so() -> None:
     with pytest.warns(RuntimeWarning, match=r"rate=1000: the table costs [\d.]+, which may be [\d.]+ above the least"):
-        solution = solve_truncated(GOOGLENET_P4, 1000.0, method="value-iteration", s_max=60, max_iterations=3)
+        solution = truncated.solve_truncated(GOOGLENET_P4, 1000.0, method="value-iteration", s_max=60, max_iterations=3)
     assert solution.error_bound > 1e-3 * solution.cost
 
 
 def test_too_cheap_an_overflow_is_a_trap_for_value_iteration() -> None:
     """Section V-C: to wait in S_o for ever then looks cheapest. Policy iteration serves there, and gets it right."""
     with pytest.raises(SettingsError, match=r"overflow_cost=10: too small for s_max=100 and \d+ iterations: never to"):
-        solve_truncated(GOOGLENET_P4, RATE, method="value-iteration", s_max=100, overflow_cost=10.0)
-    exact = solve_truncated(GOOGLENET_P4, RATE, s_max=100, overflow_cost=10.0)
+        truncated.solve_truncated(GOOGLENET_P4, RATE, method="value-iteration", s_max=100, overflow_cost=10.0)
+    exact = truncated.solve_truncated(GOOGLENET_P4, RATE, s_max=100, overflow_cost=10.0)
     assert exact.overflow_cost == 10.0
     assert exact.cost == pytest.approx(66.1338, rel=1e-5)
 
 
 def test_a_line_in_two_parts_is_refused() -> None:
     """Batches of 2 from 5, a wait at 3: where hardly anything arrives during a batch, a line of 3 never gets to 2."""
-    model = model_of(PAST_ITS_BEST, 1e-10, Prices(), 12)
+    model = truncated.model_of(PAST_ITS_BEST, 1e-10, Prices(), 12)
     with pytest.raises(SettingsError, match="rate=1e-10: too low for these actions"):
-        iterate_policies(model, np.array([0, 0, 2, 0, 0, *[2] * 9]))
+        truncated.iterate_policies(model, np.array([0, 0, 2, 0, 0, *[2] * 9]))
 
 
 @subcases(
@@ -154,5 +147,5 @@ def test_a_line_in_two_parts_is_refused() -> None:
 )
 def test_what_cannot_be_solved_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        solve_truncated(GOOGLENET_P4, **{"rate": 1000.0} | changes)
+        truncated.solve_truncated(GOOGLENET_P4, **{"rate": 1000.0} | changes)
     assert says in raised.value.message

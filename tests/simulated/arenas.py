@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weir.messages import Batch, Events
 from weir.model import Model, is_tensor_model
 from weir.wire.frames import FrameParser, encode_batch, encode_events
-from weir.workers.arena import (
-    Arena,
-    BatchPlaces,
-    Mapping,
-    PayloadFetch,
-    ResultFetch,
-    ResultPlaces,
-    Results,
-    SharedBlock,
-    as_values,
-    create_memory,
-    own_values,
-)
+from weir.workers import arena
 from weir.workers.run.runner import Runner
 from weir.workers.run.tensors import lease
 
@@ -53,14 +41,14 @@ def draw_arenas(plan: "Plan") -> ArenaPlan | None:
     return ArenaPlan(draw.choice(SIZES), draw.choice((0.0, 0.0, 0.1, 0.5)), draw.choice((0.0, 0.0, 0.3)))
 
 
-class SimulatedArena(Arena):
+class SimulatedArena(arena.Arena):
     """A real one, which is overwritten where it is freed. The system refuses some places, as where it has no memory left (ENOSPC)."""
 
     def __init__(self, plan: ArenaPlan, draw: random.Random) -> None:
-        super().__init__(create_memory("weir-simulated", plan.size), plan.size)
+        super().__init__(arena.create_memory("weir-simulated", plan.size), plan.size)
         self._draw, self._refused = draw, plan.refused
 
-    def reserve(self, size_bytes: int) -> SharedBlock | None:
+    def reserve(self, size_bytes: int) -> arena.SharedBlock | None:
         """See Arena."""
         if self._refused and self._draw.random() < self._refused:
             return None
@@ -83,21 +71,21 @@ class WorkerMemory:
 
     def __init__(self, arenas: "Arenas", model: type[Model], runner: Runner) -> None:
         requests = arenas.requests
-        fetch = PayloadFetch(Mapping(requests.fd, requests.size_bytes, writable=False))
+        fetch = arena.PayloadFetch(arena.Mapping(requests.fd, requests.size_bytes, writable=False))
         fetch.lends = runner.borrows
         self._requests = FrameParser(fetch)
         self._own = SimulatedArena(arenas.plan, arenas.draw)
-        self.results = Results(self._own.fd, arenas.plan.size)
+        self.results = arena.Results(self._own.fd, arenas.plan.size)
         self._lends = is_tensor_model(model)
-        self._events = FrameParser(ResultFetch(self.results, lease if self._lends else None))
-        self._places = ResultPlaces(self._own)
+        self._events = FrameParser(arena.ResultFetch(self.results, lease if self._lends else None))
+        self._places = arena.ResultPlaces(self._own)
         self._arena = requests
-        self._flights: dict[int, tuple[bytearray, BatchPlaces]] = {}
+        self._flights: dict[int, tuple[bytearray, arena.BatchPlaces]] = {}
 
     def send(self, batch: Batch) -> None:
         """At the server: send `batch`, and what the worker may use again."""
         self._take_back()
-        places = BatchPlaces(self._arena)
+        places = arena.BatchPlaces(self._arena)
         self._flights[batch.batch_id] = encode_batch(batch, places), places
 
     def _take_back(self) -> None:
@@ -108,7 +96,7 @@ class WorkerMemory:
         """At the worker: return the batch that was sent, as it lies in memory now."""
         (sent,) = self._requests.feed(self._flights[batch.batch_id][0])
         assert isinstance(sent, Batch)
-        own_values(sent)
+        arena.own_values(sent)
         return sent
 
     def write(self, events: Events) -> bytearray:
@@ -120,7 +108,7 @@ class WorkerMemory:
         (events,) = self._events.feed(frame)
         assert isinstance(events, Events)
         if self.results.held_bytes:
-            as_values(events, batch.accepts, lent=self._lends)
+            arena.as_values(events, batch.accepts, lent=self._lends)
         if events.final:
             self._flights.pop(batch.batch_id)[1].release()
         return events
@@ -140,7 +128,7 @@ class Arenas:
     def __init__(self, plan: ArenaPlan, draw: random.Random) -> None:
         self.plan, self.draw = plan, draw
         self.requests = SimulatedArena(plan, draw)
-        self._results: list[Results] = []
+        self._results: list[arena.Results] = []
 
     def of_worker(self, model: type[Model], runner: Runner) -> WorkerMemory:
         """Return what a worker shares that has just started."""

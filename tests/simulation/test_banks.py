@@ -1,4 +1,4 @@
-"""make_bank: one entry for every crew and objective (objectives: test_slo_search.py)."""
+"""make_bank: one entry for every crew and objective (objectives: test_search.py)."""
 
 import numpy as np
 import pytest

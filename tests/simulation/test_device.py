@@ -5,12 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from benchmarks.policies.deadlines import by_arrival, by_deadline, late_shares
 from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.joint import DevicePolicy
-from weir.policy.rules import ControlLimit, Greedy
+from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import DeviceModel, share, solve_device
 
@@ -59,15 +58,6 @@ def test_two_workers_serve_two_models_at_once() -> None:
     assert (first.start[0], second.start[0]) == (0.0, first.end[0])
 
 
-def test_no_model_waits_longer_than_its_bound_and_a_batch_of_the_other() -> None:
-    busy = DeviceModel(LONG, Greedy(), arrivals(0.99 * LONG.max_rate, 2000, 4))
-    rare = DeviceModel(SHORT, ControlLimit(6), np.linspace(0.1, 2.0, 20), max_queue_delay=0.02)
-    for order in ("longest", "solved"):
-        _, found = share([busy, rare], order)
-        longest = float(LONG.service_time_ms[-1]) / 1000.0
-        assert float((found.start - found.arrival).max()) <= 0.02 + longest + 1e-9
-
-
 def test_requests_whose_deadline_passes_are_never_run() -> None:
     busy = DeviceModel(LONG, Greedy(), np.zeros(60))
     other = DeviceModel(SHORT, Greedy(), np.array([1e-4]), timeout=0.003)
@@ -78,22 +68,3 @@ def test_requests_whose_deadline_passes_are_never_run() -> None:
 def test_response_times_are_what_the_caller_measures() -> None:
     (found,) = share([DeviceModel(replace(SHORT, latency_offset_ms=0.5), Greedy(), np.zeros(1))], "oldest")
     assert found.response_time_ms == pytest.approx([1.3 + 0.5])
-
-
-@pytest.mark.parametrize(("slower", "timeouts"), [(1.0, (0.03, 0.3)), (3.0, (0.06, 0.6))])
-def test_a_tight_deadline_is_missed_less_often_than_by_earliest_deadline(
-    slower: float, timeouts: tuple[float, float]
-) -> None:
-    tight = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)
-    profiles = [tight, tight.scaled(time=slower)]
-    loads = [DeviceLoad(each, 0.475 * each.max_rate) for each in profiles]
-    coming = [arrivals(each.rate, int(60.0 * each.rate), seed) for seed, each in enumerate(loads)]
-    instants = [each.tolist() for each in coming]
-    wanted = late_shares(profiles, instants, timeouts, by_deadline)
-    assert wanted[0] < late_shares(profiles, instants, timeouts, by_arrival)[0]
-    models = [
-        DeviceModel(profile, DevicePolicy(table), times, timeout=timeout)
-        for profile, table, times, timeout in zip(profiles, solve_device(loads), coming, timeouts, strict=True)
-    ]
-    late = [each.late_share(timeout) for each, timeout in zip(share(models, "solved"), timeouts, strict=True)]
-    assert late[0] <= wanted[0] and late[1] <= wanted[1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.policies.event_loop import interval, served_by_several
 from tests.policy.compiler import needs_compiler
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -19,7 +19,7 @@ P4 = GOOGLENET_P4
 FLAT = Profile.linear(alpha_ms=0.1, tau0_ms=8.0, max_batch_size=32)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@subcases("workers", [1, 2, 5])
 def test_the_same_batches_are_cut_as_one_at_a_time(workers: int) -> None:
     replicas, rate = Replicas(P4, workers), 0.6 * workers * P4.max_rate
     draws = replicas.draws(3, 2_000, [7])
@@ -36,7 +36,7 @@ def test_the_same_batches_are_cut_as_one_at_a_time(workers: int) -> None:
             assert seen.response_ms[number, queue] == pytest.approx(times.mean())
 
 
-@pytest.mark.parametrize("cv", [0.05, 0.4, 1.5])
+@subcases("cv", [0.05, 0.4, 1.5])
 def test_service_times_have_the_gamma_law(cv: float) -> None:
     made = quantiles(np.array([0.0, cv]))
     scores = np.random.default_rng(1).standard_normal(400_000)

@@ -162,18 +162,6 @@ def test_random_service_times_and_deadlines_are_simulated_too() -> None:
 # Weir's rule in the engine.
 
 
-def test_zero_workers_are_kept_while_nothing_comes() -> None:
-    times = steps((60.0, 3.0), (300.0, 0.0), (60.0, 3.0))
-    trial = ScalingTrial(SLOW, times, WorkerRange(0, 4), 5.0, objective=OBJECTIVE, warm_up=0.0, idle_after=30.0)
-    made = trial.run("weir")
-    assert any(count == 0 for _, count in made.counts)
-    assert np.isfinite(made.run.end).all()
-    woken = made.run.arrival > 200.0
-    waited = (made.run.end - made.run.arrival)[woken][0]
-    assert 5.0 <= waited <= 9.0, "the first request waits for the start"
-    assert made.worker_seconds < trial.outcome("fixed:1").worker_hours * 3600.0
-
-
 @pytest.mark.nightly
 def test_solved_policy_is_solved_for_each_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.2, 0.5, 0.8))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.rings import subcases
 from tests.streaming_models import Count
 from tests.workers.models import Square
 
@@ -57,7 +58,7 @@ async def test_what_models_have_done() -> None:
     assert found["nv_inference_count", "count/", ""] == 0
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("kind", "reason"),
     [
         (Overloaded, "REJECTED"),

@@ -55,7 +55,7 @@ def test_the_level_drops_what_is_less_severe(level: str, written: list[str]) -> 
     assert (root.handlers, root.level, logging.getLogger("httpx").level) == (*before, logging.NOTSET)
 
 
-@pytest.mark.parametrize("key", ["password", "API_TOKEN", "Authorization", "api-key", "client_secret"])
+@subcases("key", ["password", "API_TOKEN", "Authorization", "api-key", "client_secret"])
 def test_secrets_never_reach_a_line(key: str) -> None:
     event = ("start", {key: "hunter2", "env": {key: "hunter2", "plain": "shown"}})
     for settings in (TelemetrySettings(), TelemetrySettings(log_format="json")):
@@ -102,7 +102,7 @@ def fails_with(password: str) -> None:
         logs.get_logger("weir").exception("failed")
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
+@subcases("log_format", ["json", "text"])
 def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> None:
     settings, stream = TelemetrySettings(log_format=log_format), io.StringIO()
     token = CURRENT_TRACE.set(Trace(0xAB, 1))

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
-import pytest
 from tests.served import Served
 from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
@@ -110,21 +109,6 @@ def test_spans_of_every_frontend_arrive() -> None:
         assert [trace, request["span"]] in batch["links"] and batch["name"] == "batch simple"
 
 
-@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter"])
-def test_without_its_library_the_setting_is_refused(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from weir.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "examples.square:Square", "--trace-endpoint", "http://localhost:1"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert run.returncode == 2
-    assert "needs opentelemetry-sdk and its OTLP exporter" in run.stderr
-    assert "pip install 'weir-serving[tracing]'" in run.stderr
-
-
-def test_a_server_that_traces_nothing_loads_none_of_it() -> None:
-    code = "import sys, weir.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
-
-
 # A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own.
 
 
@@ -174,6 +158,3 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
             if text["name"] == "infer tiny":
                 below = {span["name"] for span in spans if span["parent"] == text["span"]}
                 assert below == {"queue", "compute"}
-
-
-# after ROW

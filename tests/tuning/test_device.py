@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.policy.banks import bank, promised
+from tests.rings import subcases
 from tests.workers.models import Echo
 
 import weir
@@ -177,7 +178,7 @@ async def test_the_order_is_for_as_many_batches_as_the_device_runs_at_once() -> 
     await rig.end()
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("policy", "rule"),
     [
         (Greedy(), "needs a solved policy, as policy=auto is; with another policy use device_order=longest"),
@@ -198,7 +199,7 @@ def test_a_group_has_one_order() -> None:
         groups.group("gpu0", "fair")
 
 
-@pytest.mark.parametrize("pooled", [False, True])
+@subcases("pooled", [False, True])
 def test_services_of_a_program_take_turns_in_the_solved_order(*, pooled: bool) -> None:
     async def main() -> None:
         group, executor = weir.device_group("gpu0"), SharedPool().member if pooled else "thread"
@@ -242,7 +243,7 @@ class Grouped(Echo):
     device_group = "gpu0"
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("model", "settings"),
     [(Grouped, {}), (Echo, {"device_group": "gpu0"}), (Echo, {"device": DeviceGroup("gpu1"), "device_group": "gpu0"})],
 )

@@ -2,12 +2,16 @@
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.rings import spread
+from tests.served import MODELS, serving
 from tests.serving.kit import until
 from tests.serving.models import Broken
 from tests.tuning.banks import small_bank
@@ -217,3 +221,33 @@ async def test_a_start_can_be_ended_while_the_model_is_measured(way: str, nothin
         await asyncio.wait([start])
         assert start.cancelled()
     assert not service.ready
+
+
+# Solved policies through the real command: `weir serve --policy auto` and `--policy FILE.npz`.
+
+
+def test_auto_measures_serves_and_solves_and_a_drain_ends_a_solve() -> None:
+    arguments = f"{MODELS}:Steady", "--name", "square", "--policy", "auto:seconds=0.3"
+    with serving(*arguments, env={"COLUMNS": "200"}) as (served, client):
+        assert "auto:seconds=0.3 (greedy, learning)" in " ".join(served.table.split())
+        answers = client.post("/infer/square/batch", json=list(range(100))).json()
+        assert [answer["output"] for answer in answers] == [x * x for x in range(100)]
+        while not (explained := client.get("/models/square/policy").json())["solved"]["count"]:
+            assert client.post("/infer/square", json=3).json() == 9
+        assert (explained["solved"]["reason"], explained["profile"]["max_batch_size"]) == ("start", 8)
+        changed = client.put("/models/square/policy", json={"energy_weight": 2.0}).json()
+        assert changed["prices"]["energy_weight"] == 2.0
+        assert 'weir_policy_resolves_total{model="square",reason="prices"} 1.0' in client.get("/metrics").text
+        codes = []
+
+        def change() -> None:
+            with httpx.Client(base_url=served.url, timeout=60) as other:
+                codes.append(other.put("/models/square/policy", json={"latency_objective": "p99=30ms"}).status_code)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        while not client.get("/models/square/policy").json()["solved"]["solving"]:
+            assert thread.is_alive()
+        served.signal(signal.SIGTERM)
+        thread.join(60)
+        assert (served.wait(), codes) == (0, [503])

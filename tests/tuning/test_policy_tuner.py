@@ -204,7 +204,7 @@ async def test_changes_come_one_after_the_other() -> None:
         assert rig.resolver.prices == Prices(2.0, 7.0)
 
 
-@pytest.mark.parametrize("error", [SettingsError("it cannot be kept"), ModelError("the process died")])
+@subcases("error", [SettingsError("it cannot be kept"), ModelError("the process died")])
 async def test_a_change_that_fails_changes_nothing(error: Exception) -> None:
     async with running() as rig:
         change = await rig.changing({"latency_objective": "p99=9ms"})

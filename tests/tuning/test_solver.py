@@ -56,60 +56,36 @@ async def solve_outside(wish: SolveRequest, limit: float) -> Bank:
 
 
 @BOTH_LOOPS
-def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
-    async def main() -> None:
-        process, before, seen = solving_process(), processes(), set[int]()
-        bank = await process.solve(WISH, LIMIT)
-        assert np.array_equal(bank.profile.service_time_ms, STEADY.service_time_ms)
-        assert not bank.tables.flags.writeable and not bank.profile.cv.flags.writeable
-        assert np.array_equal(bank.tables, solve_bank(STEADY, WISH.prices).tables)
-        assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
-        seen |= processes() - before
-        bank = await process.solve(WISH._replace(prices=Prices(1.0, 2.0)), LIMIT)
-        assert bank.prices == Prices(1.0, 2.0)
-        objective = (await process.solve(WISH._replace(objective=LatencySLO(0.05, 0.01)), LIMIT)).objective
-        assert objective is not None and objective.margin >= 0.0005  # that of a server
-        with pytest.raises(SettingsError, match="p99=2ms"):
-            await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), LIMIT)
-        assert seen == processes() - before and len(seen) == 1
-        await process.close()
-        assert processes() == before
-
-    run(main())
-
-
-@BOTH_LOOPS
-def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
-    async def main() -> None:
-        async with solving() as (process, before):
-            await process.solve(WISH, LIMIT)
-            (child,) = processes() - before
-            os.kill(child, signal.SIGKILL)
-            with pytest.raises(ModelError, match=r"the solving process ended: it was ended by signal 9"):
-                await process.solve(LONG, LIMIT)
-            assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
-            assert child not in processes()
-
-    run(main())
-
-
-@BOTH_LOOPS
-def test_after_a_dropped_wish_the_same_process_solves_the_next(
+def test_one_process_solves_wish_after_wish_until_it_is_killed(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
     monkeypatch.setattr(tuning, "DROPPED_LIMIT", LIMIT)  # a busy machine takes longer than a server waits
 
     async def main() -> None:
         async with solving() as (process, before):
-            await process.solve(WISH, LIMIT)
+            bank = await process.solve(WISH, LIMIT)
             children = processes() - before
+            assert np.array_equal(bank.profile.service_time_ms, STEADY.service_time_ms)
+            assert not bank.tables.flags.writeable and not bank.profile.cv.flags.writeable
+            assert np.array_equal(bank.tables, solve_bank(STEADY, WISH.prices).tables)
+            assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
+            objective = (await process.solve(WISH._replace(objective=LatencySLO(0.05, 0.01)), LIMIT)).objective
+            assert objective is not None and objective.margin >= 0.0005  # that of a server
+            with pytest.raises(SettingsError, match="p99=2ms"):
+                await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), LIMIT)
             dropped = asyncio.create_task(process.solve(WISH._replace(prices=Prices(1.0, 5.0)), LIMIT))
             await asyncio.sleep(0)
             dropped.cancel()
-            bank = await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), LIMIT)
+            assert (await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), LIMIT)).prices == Prices(1.0, 6.0)
             assert dropped.cancelled()
-            assert bank.prices == Prices(1.0, 6.0)
             assert processes() - before == children
+            (child,) = children
+            os.kill(child, signal.SIGKILL)
+            with pytest.raises(ModelError, match=r"the solving process ended: it was ended by signal 9"):
+                await process.solve(LONG, LIMIT)
+            assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
+            assert child not in processes()
+        assert processes() == before
 
     run(main())
 
@@ -145,13 +121,7 @@ class Leaving(Solver):
         os._exit(3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (Raising, "no memory"),
-        (Leaving, "exited with code 3"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "reason"), [(Raising, "no memory"), (Leaving, "exited with code 3")])
 def test_a_process_that_fails_is_no_bank(
     monkeypatch: pytest.MonkeyPatch, nothing_is_left: None, kind: type[Solver], reason: str
 ) -> None:

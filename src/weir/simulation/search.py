@@ -7,7 +7,7 @@ its oldest row would be late otherwise, and arrivals are refused while the queue
 
 `play` runs one rule over the arrivals of one queue without the Batcher, which is faster: a search does so hundreds of
 times. It knows single rows in the order of their arrival, tables, the ends of waits and bounds on the queue, and nothing
-else. Within that it cuts the same batches as the Batcher: tests/simulation/test_rounds.py holds the two equal. The
+else. Within that it cuts the same batches as the Batcher: tests/simulation/test_search.py holds the two equal. The
 Batcher itself then measures what a search has found. Times are in seconds, unless the name says otherwise.
 
 With a bound on waits the number of waiting rows is not all that matters: their ages count too. So the share of late
