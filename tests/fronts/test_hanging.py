@@ -32,7 +32,10 @@ async def serving(fronts: int) -> AsyncIterator[FrontsServer]:
         yield server
 
 
-async def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_front_that_hangs_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fronts_server, "_PATIENCE", 2)
     async with serving(2) as server:
         hangs, works = [each.pid for each in server.fronts]
         os.kill(hangs, signal.SIGSTOP)
@@ -44,7 +47,7 @@ async def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) 
         await until(lambda: len(server.fronts) == 2)
         assert works in [each.pid for each in server.fronts]
         assert not await asyncio.to_thread(still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else [])
-    assert "it has not reported for 10 s" in caplog.text
+    assert "it has not reported for 2 s" in caplog.text
 
 
 async def test_a_front_is_replaced_once_there_are_descriptors_again(

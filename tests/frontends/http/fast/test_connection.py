@@ -198,13 +198,12 @@ async def test_http_1_0_is_answered_and_closed() -> None:
 
 
 async def test_errors_of_the_service_keep_the_connection() -> None:
-    executor = ArenaExecutor()
-    async with site(executor) as here:
-        executor.end("all workers are gone")
+    async with site(ArenaExecutor()) as here:
+        here.executor.end("all workers are gone")
         transport = await exchange(here, post(b"3"), LARGE, post(b"5") + post(b"6"))
         assert statuses(transport.sent) == [503] * 4
         assert not transport.is_closing()
-        assert all(block.shares == 0 for block in executor.blocks)
+        assert all(block.shares == 0 for block in here.executor.blocks)
         assert {answer.headers["retry-after"] for answer in answers(transport.sent)} == {"1"}
 
 
@@ -216,25 +215,23 @@ async def test_an_error_of_the_request_is_its_answer() -> None:
 
 
 async def test_pipelined_requests_wait_for_the_one_before() -> None:
-    executor = FakeExecutor()
-    async with site(executor) as here:
+    async with site(FakeExecutor()) as here:
         await here.connect().deliver(post(b"1") + post(b"2"))
-        assert executor.payloads == [[b"1"]]
-        executor.answer_next(always(b"one"))
+        assert here.executor.payloads == [[b"1"]]
+        here.executor.answer_next(always(b"one"))
         await settled()
-        assert executor.payloads == [[b"1"], [b"2"]]
+        assert here.executor.payloads == [[b"1"], [b"2"]]
 
 
 async def test_what_waits_behind_a_request_is_bounded() -> None:
-    executor = FakeExecutor()
-    async with site(executor) as here:
+    async with site(FakeExecutor()) as here:
         transport, requests = here.connect(), post(b"1") * 3000
         rest = transport.receive(requests)
         assert not transport.is_reading()
         assert len(requests) - len(rest) < 200_000
         await settled()
-        while executor.pending:
-            executor.answer_next(always(b"one"))
+        while here.executor.pending:
+            here.executor.answer_next(always(b"one"))
             rest = transport.receive(rest)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -243,8 +240,7 @@ async def test_what_waits_behind_a_request_is_bounded() -> None:
 
 
 async def test_no_request_is_begun_while_the_peer_reads_no_answers() -> None:
-    executor = FakeExecutor(always("x" * 10_000))
-    async with site(executor) as here:
+    async with site(FakeExecutor(always("x" * 10_000))) as here:
         transport = here.connect()
         transport.stuck = True
         rest = transport.receive(post(b"1") * 10_000)
@@ -252,12 +248,12 @@ async def test_no_request_is_begun_while_the_peer_reads_no_answers() -> None:
             await settled()
             rest = transport.receive(rest)
         assert not transport.is_reading()
-        assert len(executor.batches) < 10  # 64 KiB of answers, no more
+        assert len(here.executor.batches) < 10  # 64 KiB of answers, no more
         assert transport.get_write_buffer_size() < 100_000
         transport.stuck = False
         transport.flush()
         await settled()
-        assert len(executor.batches) >= 10
+        assert len(here.executor.batches) >= 10
 
 
 async def test_bytes_are_reported_to_the_observers_once_a_second() -> None:
@@ -270,14 +266,13 @@ async def test_bytes_are_reported_to_the_observers_once_a_second() -> None:
 
 
 async def test_long_items_are_measured_in_a_thread_and_hold_no_place() -> None:
-    executor = ArenaExecutor()
-    async with site(executor, model=Words) as here:
+    async with site(ArenaExecutor(), model=Words) as here:
         transport = here.connect()
         transport.receive(post(b'"' + b"x " * 20_000 + b'"'))
         await transport.written.wait()
         await transport.deliver(post(b'"unfinished'))
         assert statuses(transport.sent) == [413, 400]
-        assert not executor.blocks
+        assert not here.executor.blocks
 
 
 class Misjudging(Model):
@@ -351,28 +346,26 @@ async def test_a_refused_large_body_is_skipped_and_the_connection_goes_on() -> N
 
 
 async def test_large_bodies_are_received_into_blocks_and_small_ones_are_not() -> None:
-    executor = ArenaExecutor(squared)
-    async with site(executor) as here:
+    async with site(ArenaExecutor(squared)) as here:
         await exchange(here, post(text(1000)))
-        assert not executor.blocks
+        assert not here.executor.blocks
         content = b'"' + bytes(range(35, 91)) * 2000 + b'"'
         transport = await exchange(here, post(content) * 3 + post(content)[:90], post(content)[90:])
         assert [answer.body for answer in answers(transport.sent)] == [content] * 4
-        kinds = [type(payload) for each in executor.payloads[1:] for payload in each]
-        assert kinds == [type(executor.blocks[0])] * 4
-        assert [block.shares for block in executor.blocks] == [0] * 4
+        kinds = [type(payload) for each in here.executor.payloads[1:] for payload in each]
+        assert kinds == [type(here.executor.blocks[0])] * 4
+        assert [block.shares for block in here.executor.blocks] == [0] * 4
 
 
 async def test_a_full_arena_is_429_and_the_connection_goes_on() -> None:
-    executor = ArenaExecutor(places=1)
-    async with site(executor) as here:
+    async with site(ArenaExecutor(places=1)) as here:
         first, second = here.connect(), here.connect()
         first.receive(LARGE)
         second.receive(LARGE + post(b"5"))
         for _ in range(2):
             await settled()
-            while executor.pending:
-                executor.answer_next(always(b"25"))
+            while here.executor.pending:
+                here.executor.answer_next(always(b"25"))
                 await settled()
             refused, *good = answers(second.sent)
             assert (refused.status, "retry-after" in refused.headers) == (429, True)
@@ -509,12 +502,11 @@ async def test_blocks_are_sent_from_where_they_are_and_released_when_sent(header
 
 
 async def test_a_block_is_released_when_the_peer_leaves_before_it_is_sent() -> None:
-    executor = FakeExecutor()
-    async with site(executor) as here:
+    async with site(FakeExecutor()) as here:
         transport, block = here.connect(), block_of(b"x" * 50_000)
         transport.stuck = True
         await transport.deliver(post(b"1"))
-        executor.answer_next(always(block))
+        here.executor.answer_next(always(block))
         assert block.shares == 1
         await transport.leave()
         assert block.shares == 0

@@ -67,23 +67,21 @@ async def test_slow_clients_get_an_error_and_are_closed(request: bytes, setting:
 
 
 async def test_a_request_in_flight_is_left_in_peace() -> None:
-    executor = FakeExecutor()
-    async with site(executor) as here:
+    async with site(FakeExecutor()) as here:
         transport = here.connect()
         await transport.deliver(post(b"3", "X-Request-Timeout: 10000"))
         here.sweep(5000.0)
         assert not transport.is_closing()
-        executor.answer_next(always(b"9"))
+        here.executor.answer_next(always(b"9"))
         assert statuses(transport.sent) == [200]
 
 
 async def test_hand_over_happens_only_when_nothing_is_in_flight() -> None:
-    executor = FakeExecutor()
-    async with site(executor) as here:
+    async with site(FakeExecutor()) as here:
         transport = here.connect()
         await transport.deliver(post(b"3") + GET + CHUNKED)
         assert not transport.sent
-        executor.answer_next(always(b"nine"))
+        here.executor.answer_next(always(b"nine"))
         await settled()
         received = answers(transport.sent)
         assert [answer.body for answer in received] == [b"nine", b"/hello ", b"/infer/square 3"]

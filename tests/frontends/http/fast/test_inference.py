@@ -6,10 +6,10 @@ The request that the batcher knows.
 import gzip
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor
@@ -20,6 +20,7 @@ from tests.protocols.kserve.models import Vector, Where
 
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
+from weir.client import HttpClient
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
@@ -42,38 +43,19 @@ def serving(service: Service, **settings: Any) -> Iterator[Running]:
         yield server
 
 
-def binary(x: Any, outputs: list[str] | None = None, **parameters: Any) -> dict[str, Any]:
+def binary(x: Any) -> dict[str, Any]:
     """Return content and headers of a request with `x` as binary data, that asks for such answers."""
     size = {"binary_data_size": x.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": size}
-    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **parameters}}
-    if outputs is not None:
-        document["outputs"] = [{"name": each} for each in outputs]
-    header = json.dumps(document).encode()
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     return {"content": header + x.tobytes(), "headers": {"inference-header-content-length": str(len(header))}}
 
 
-def infer(
-    server: Running, x: Any, outputs: list[str] | None = None, **parameters: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Ask with binary data; return the JSON of the answer, and its outputs by name."""
+def infer(server: Running, x: Any, outputs: list[str] | None = None, **parameters: Any) -> Any:
+    """Ask with binary data; return the outputs by name."""
     [name] = server.registry.services
-    answer = server.client.post(f"/v2/models/{name}/infer", **binary(x, outputs, **parameters))
-    assert answer.status_code == 200, answer.text
-    return unpacked(answer)
-
-
-def unpacked(answer: httpx.Response) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON of an answer, and its outputs by name."""
-    length = int(answer.headers["inference-header-content-length"])
-    document, rest, found = json.loads(answer.content[:length]), answer.content[length:], {}
-    kinds = {"FP32": np.float32, "FP64": np.float64, "BOOL": np.bool_}
-    for output in document["outputs"]:
-        size = output["parameters"]["binary_data_size"]
-        found[output["name"]] = np.frombuffer(rest[:size], kinds[output["datatype"]]).reshape(output["shape"])
-        rest = rest[size:]
-    assert not rest
-    return document, found
+    with HttpClient(server.url) as client:
+        return client.infer(name, {"x": x}, outputs=outputs, parameters=parameters)
 
 
 def test_a_large_input_is_read_where_it_was_received() -> None:
@@ -81,7 +63,7 @@ def test_a_large_input_is_read_where_it_was_received() -> None:
     x = np.arange(LARGE, dtype=np.float32).reshape(1, LARGE)
     with serving(Service(Where, max_batch_size=1)) as server:
         for _ in range(4):
-            _, found = infer(server, x)
+            found = infer(server, x)
             assert found["shared"].all() and found["aligned"].all() and found["sum"].tolist() == [x.sum(dtype=float)]
         service = server.registry.services["where"]
         gauges = server.call(service.state)["gauges"]
@@ -90,15 +72,9 @@ def test_a_large_input_is_read_where_it_was_received() -> None:
 
 def test_several_requests_are_gathered() -> None:
     x = np.ones((2, LARGE), np.float32)
-    with serving(Service(Where, max_batch_size=8, policy="control-limit:4")) as server:
-        started = [server.start(_posted(server, x * i)) for i in (1, 2)]
-        answers = [unpacked(each.result(60))[1] for each in started]
-        assert [found["sum"].tolist() for found in answers] == [[LARGE] * 2, [2 * LARGE] * 2]
-
-
-async def _posted(server: Running, x: Any) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        return await client.post("/v2/models/where/infer", **binary(x))
+    with serving(Service(Where, max_batch_size=8, policy="control-limit:4")) as server, ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda times: infer(server, x * times)["sum"].tolist(), (1, 2))
+        assert list(found) == [[LARGE] * 2, [2 * LARGE] * 2]
 
 
 @pytest.mark.parametrize("size", [3, LARGE])
@@ -107,9 +83,9 @@ def test_what_comes_again_is_answered_the_same(size: int, outputs: list[str] | N
     with serving(Service(Vector, executor="inline")) as server:
         for step in range(5):
             x = np.full((2, size), step, np.float32)
-            answer, found = infer(server, x, outputs, priority=1, timeout=9_000_000)
+            found = infer(server, x, outputs, priority=1, timeout=9_000_000)
             assert list(found) == [each for each in ("sum", "twice") if each in (outputs or found)]
-            assert found["sum"].tolist() == [step * size] * 2 and answer["model_name"] == "vector"
+            assert found["sum"].tolist() == [step * size] * 2
             if "twice" in found:
                 np.testing.assert_array_equal(found["twice"], x * 2)
 
@@ -126,7 +102,7 @@ def test_requests_of_one_length_and_several_shapes_are_told_apart() -> None:
     shapes = [np.ones((1, 4), np.float32), np.ones((4, 1), np.float32)]
     with serving(Service(Vector, executor="inline")) as server:
         for times in (3, 1, 1, 1):
-            sums = [infer(server, x)[1]["sum"].tolist() for x in shapes for _ in range(times)]
+            sums = [infer(server, x)["sum"].tolist() for x in shapes for _ in range(times)]
             assert sums == [[4]] * times + [[1, 1, 1, 1]] * times
 
 
@@ -190,7 +166,7 @@ def test_outputs_of_other_shapes_are_written_anew() -> None:
             return {"sum": np.zeros(count, np.float32), "twice": np.zeros((count, self.calls // 2), np.float32)}
 
     with serving(Service(Growing, name="vector", executor="inline")) as server:
-        widths = [infer(server, np.ones((1, 4), np.float32))[1]["twice"].shape[1] for _ in range(8)]
+        widths = [infer(server, np.ones((1, 4), np.float32))["twice"].shape[1] for _ in range(8)]
         assert widths == sorted(widths) and widths[-1] >= widths[0] + 3
 
 
