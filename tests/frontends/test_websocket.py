@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -309,8 +309,19 @@ async def test_a_client_that_is_gone_is_no_error(refused: str, error: Exception)
     assert sent[-1] == refused and websockets.open == 0
 
 
-async def test_errors_for_a_client_that_has_left_at_once_are_charged_no_more() -> None:
-    came = [{"type": f"websocket.{kind}", "text": "no request"} for kind in ("connect", "receive", "disconnect")]
-    client = WebSocket({"type": "websocket", "headers": []}, AsyncMock(side_effect=came), AsyncMock())
-    await WebSockets(Registry([]), HttpSettings(), account := Account(HttpSettings())).serve(client)
-    assert account.held_bytes == 0
+async def test_errors_for_a_client_that_has_left_are_charged_no_more() -> None:
+    """Nothing can be written to it, but the server has not been told yet that it has left."""
+    account, held = Account(HttpSettings()), list[int]()
+    kinds = iter(("connect", "receive", "receive", "disconnect"))
+
+    async def receive() -> Any:
+        for _ in range(5):
+            await asyncio.sleep(0)  # what was posted before is written
+        held.append(account.held_bytes)
+        return {"type": f"websocket.{next(kinds)}", "text": "no request"}
+
+    send = AsyncMock(side_effect=chain([None], repeat(OSError("gone"))))  # it is accepted, and gone
+    await WebSockets(Registry([]), HttpSettings(), account).serve(
+        WebSocket({"type": "websocket", "headers": []}, receive, send)
+    )
+    assert [*held, account.held_bytes] == [0] * 5
