@@ -13,7 +13,6 @@ import httpx
 import psutil
 import pytest
 from tests.served import MODELS, Served
-from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from weir.client import GrpcClient
@@ -109,15 +108,6 @@ def test_browsers_send_it_as_a_password_and_ask_first_for_others_pages(running: 
     assert first.status_code == 200 and first.headers["access-control-allow-headers"] == "authorization"
     refused = request_to(running, "POST", "/infer/square", json=3, headers={"Origin": "http://there"})
     assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://there"
-
-
-def test_a_websocket_is_opened_with_it_alone(running: Running) -> None:
-    url = running.url.replace("http", "ws") + "/v2/ws"
-    with pytest.raises(InvalidStatus) as refused:
-        connect(url)
-    assert refused.value.response.status_code == 401
-    with connect(url, additional_headers=SENT):
-        pass
 
 
 def test_every_call_of_grpc_asks_for_it_but_those_of_probes(running: Running) -> None:

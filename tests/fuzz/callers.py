@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import httpx
-from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room, connected, left_open
+from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room, connected, left_open, status_of
 
 from weir.text_server.bert_as_service.frames import GREETING, MORE, frame, ready
 
@@ -34,10 +34,6 @@ def _posted(room: Room, path: str, content: bytes, kind: str = "application/json
     """Return the status of a whole request."""
     headers = {"content-type": kind}
     return _answered(room, lambda client: str(client.post(path, content=content, headers=headers).status_code))
-
-
-def _first_status(client: socket.socket) -> str:
-    return client.recv(12)[9:12].decode() or SILENT
 
 
 _LONG = ((b"/" + b"a" * 60_000, b""), (b"/infer/length", b"X-Long: " + b"a" * 60_000 + b"\r\n"))
@@ -62,7 +58,7 @@ def long_lengths(room: Room) -> str:
     with connected(room.ports["http"], PATIENCE) as client:
         head = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b2\r\n\r\n{}"
         client.sendall(head % (room.chance.choice(paths), b"0" * 5000))
-        return _first_status(client)
+        return status_of(client)
 
 
 def many_tokens(room: Room) -> str:
@@ -87,7 +83,7 @@ def pages(room: Room) -> str:
     path = room.chance.choice(("/openapi.json", "/models", "/v1/models", "/info", "/v2/models/stats"))
     with connected(room.ports["http"], PATIENCE) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode() * 50)
-        return _first_status(client)
+        return status_of(client)
 
 
 def stalled_upload(room: Room) -> str:

@@ -194,7 +194,7 @@ def _posted(room: Room, path: str, headers: list[str], data: bytes) -> str:
 def _asked(room: Room, data: bytes, patience: float = PATIENCE, silence: str = SILENT) -> str:
     with connected(room.ports["http"], patience) as client:
         _send(client, data, room.chance)
-        return _status(client, silence)
+        return status_of(client, silence)
 
 
 def _chunked(chance: Random, data: bytes) -> bytes:
@@ -309,7 +309,7 @@ def websocket(room: Room) -> str:
     data = b"".join(_framed_message(chance) for _ in range(chance.choice((1, 1, 3, 20))))
     client = connected(room.ports["http"], 1.0)
     _send(client, _UPGRADE, chance)
-    if not _status(client).startswith("101"):
+    if not status_of(client).startswith("101"):
         client.close()
         return "not opened"
     if chance.random() < 0.3:
@@ -500,7 +500,7 @@ def tls(room: Room) -> str:
         with suppress(OSError), context.wrap_socket(client) as wrapped:
             wrapped.settimeout(PATIENCE)
             _send(wrapped, b"GET /health/live HTTP/1.1\r\nHost: t\r\n\r\n", chance)
-            return _status(wrapped)
+            return status_of(wrapped)
         return "closed"
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(505)
     data = b"" if kind == 1 else mutated(chance, hello if kind == 2 else b"\x16\x03\x01\x40\x00" + bytes(16384))
@@ -543,7 +543,7 @@ def left_open(room: Room, client: socket.socket, word: str) -> str:
     return word
 
 
-def _status(client: socket.socket, silence: str = SILENT) -> str:
+def status_of(client: socket.socket, silence: str = SILENT) -> str:
     """Return the status of an answer, which is read to its end or for a while; `silence` if none comes."""
     data = b""
     try:

@@ -60,15 +60,8 @@ NO_JSON = [
     b"", b" ", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"[-1e999]", b"{", b"[1,]", b"1 2", b"9" * 10_000, b"3" * 5000 + b".", b"nul", b"{1: 2}",
     b"'a'", b'"abc', b'"\xff"', b"\xff\xfe", b"0x10", b"01", b"\x00", b"1\x00",
 ]  # fmt: skip
-NO_MSGPACK = [
-    b"",
-    b"\xc1",
-    b"\x01\x01",
-    *(head + b"\xff" * 4 for head in (b"\xdd", b"\xdf")),
-    b"\x92\x01",
-    b"\xa5ab",
-    b"\xa2\xff\xff",
-]
+HUGE = b"\xff" * 4
+NO_MSGPACK = [b"", b"\xc1", b"\x01\x01", b"\x92\x01", b"\xa5ab", b"\xa2\xff\xff", b"\xdd" + HUGE, b"\xdf" + HUGE]
 DEEP = [(b"[" * 100_000 + b"]" * 100_000, JSON), (b'[{"a":' * 100_000, JSON), (b"\x91" * 100_000 + b"\x01", MSGPACK)]
 
 
