@@ -285,7 +285,7 @@ def test_a_concurrent_client_has_so_many_places(running: Running) -> None:
 
 
 def test_an_overloaded_server_is_tried_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals: list[Exception] = [errors.Overloaded("full", retry_after=0.02), errors.Draining("for a moment")]
+    refusals: list[Exception] = [errors.Overloaded("full", retry_after=0.02)]
     encode = running.encoder.encode
 
     async def refusing(texts: Any, query: TextQuery) -> Any:
