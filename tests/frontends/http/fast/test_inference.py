@@ -51,7 +51,7 @@ def binary(x: Any) -> dict[str, Any]:
     return {"content": header + x.tobytes(), "headers": {"inference-header-content-length": str(len(header))}}
 
 
-def infer(server: Running, x: Any, outputs: list[str] | None = None, **parameters: Any) -> Any:
+def infer(server: Running, x: Any, outputs: Any = None, **parameters: Any) -> Any:
     """Ask with binary data; return the outputs by name."""
     [name] = server.registry.services
     with HttpClient(server.url) as client:
