@@ -21,7 +21,7 @@ from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 from weir.workers.process.launch import Templates
-from weir.workers.timer import Timer, in_background
+from weir.workers.timer import Timer, in_background, resolve
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
@@ -228,14 +228,8 @@ class Residency:
         return None
 
     def _tell(self, generation: Generation, error: Exception | None) -> None:
-        waiting = self._loads.pop(generation, None)
-        if waiting is None or waiting.done():
-            return
-        if error is None:
-            waiting.set_result(None)
-        else:
-            waiting.set_exception(error)
-            waiting.exception()  # its caller may have left
+        if (waiting := self._loads.pop(generation, None)) is not None:
+            resolve(waiting, error)
 
     async def _end(self, generation: Generation) -> None:
         try:

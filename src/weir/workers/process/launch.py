@@ -31,6 +31,7 @@ from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
 from weir.workers.executor import Turns
 from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.timer import resolve
 
 Popen = subprocess.Popen[bytes]
 Done = Callable[[Popen | OSError], None]
@@ -246,12 +247,7 @@ class Template:
             self._popen = result
         if self._socket is None:  # closed meanwhile
             self.close()
-        if starting.done():  # cancelled
-            return
-        if isinstance(result, OSError):
-            starting.set_exception(result)
-        else:
-            starting.set_result(None)
+        resolve(starting, result if isinstance(result, OSError) else None)
 
     def _request(self, request: TemplateRequest) -> None:
         if self._socket is None:
