@@ -234,8 +234,8 @@ class Template:
             self._popen.kill()
             when_gone(self._popen, self.closed, self._loop)
             self._popen, self._killed = None, True
-        elif not self._killed and self._starting is None and not self.closed.done():
-            self.closed.set_result(None)
+        elif not self._killed and self._starting is None:
+            resolve(self.closed, None)
         requests, self._requests = self._requests, deque()
         for request in requests:
             request.done(None)
@@ -308,8 +308,7 @@ def when_gone(
 
     def finish() -> None:
         limit.cancel()
-        if not done.done():
-            done.set_result(None)
+        resolve(done, None)
 
     limit = loop.call_later(grace, stays)
     loop.add_reader(pidfd, gone)
