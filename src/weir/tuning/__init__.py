@@ -195,12 +195,3 @@ class SolvingProcess:
     def _end(self, end: Any) -> None:
         if self._answer is not None:
             resolve(self._answer, end)
-
-
-async def end_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel the tasks that are not done, and wait until they are."""
-    running = [task for task in tasks if task is not None and not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)

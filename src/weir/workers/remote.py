@@ -51,7 +51,7 @@ from weir.workers.local import refuse_settings
 from weir.workers.process.channel import RECEIVE_BYTES, Channel
 from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
-from weir.workers.timer import TimeLimit, in_background, resolve
+from weir.workers.timer import TimeLimit, end_tasks, in_background, resolve
 
 logger = logging.getLogger("weir")
 
@@ -268,8 +268,7 @@ class WorkerSocket:
         accepting, self._accepting = self._accepting, None
         if accepting is None:
             return
-        accepting.cancel()
-        await asyncio.wait([accepting])
+        await end_tasks(accepting)
         self._socket.close()
         if self.address.path and self._inode == _inode(self.address.path):
             os.unlink(self.address.path)

@@ -18,7 +18,7 @@ from weir.workers.process.launch import Launch, Template, Templates
 from weir.workers.process.supervision import Child, ChildListener, SupervisedWorker, WorkerChild
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
-from weir.workers.timer import resolve
+from weir.workers.timer import end_tasks, resolve
 
 logger = logging.getLogger("weir")
 
@@ -196,9 +196,7 @@ class ProcessPool:
         No process is left when this returns or is cancelled, except one that is still running after it was killed: a warning names it.
         """
         try:
-            if self._bulk_starts is not None:
-                self._bulk_starts.cancel()
-                await asyncio.wait([self._bulk_starts])
+            await end_tasks(self._bulk_starts)
             workers = list(self._workers.values())
             for worker in workers:
                 worker.stop(self._stop_grace)
