@@ -571,9 +571,6 @@ class TextApi:
 
 def described_post(path: str, summary: str, request: Any, example: Any, response: Any, error: Any) -> dict[str, Any]:
     """Return the OpenAPI operation of a POST for texts, with the headers that all of them read. `example` is a body as the type `request` declares it."""
-    content = {JSON: {"schema": request, "examples": {"1": {"value": example}}}}
-    return {
-        **operation("post", path, summary, response, error, tag="texts"),
-        "parameters": described_headers(("X-Request-Timeout", "X-Request-Priority", "X-Client-Id", "X-Request-Id")),
-        "requestBody": {"required": True, "content": content},
-    }
+    body = {JSON: {"schema": request, "examples": {"1": {"value": example}}}}
+    parameters = described_headers(("X-Request-Timeout", "X-Request-Priority", "X-Client-Id", "X-Request-Id"))
+    return operation("post", path, summary, response, error, tag="texts", parameters=parameters, body=body)

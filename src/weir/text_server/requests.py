@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from operator import itemgetter
 from types import TracebackType
@@ -128,12 +129,14 @@ def own_limit(timeout: float) -> str:
     return f"timeout={timeout:g} s, the server's setting"
 
 
+@dataclass(eq=False)
 class EncodeRequest:
     """One request for vectors.
 
     Attributes:
         texts: the distinct texts of the request.
         places: for each text of the caller its index in `texts`; None if all texts are distinct.
+        query: what is asked for.
         key: the priority, and the client or an object of its own.
         rule: how its texts are tokenized.
         ready_texts: tokenized texts that are not in the queue yet.
@@ -155,51 +158,39 @@ class EncodeRequest:
         tokenized: when its first texts were tokenized, by the service's clock.
     """
 
-    __slots__ = (
-        "further", "brief", "call", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
-        "handed_over", "ids", "is_tokenizing", "key", "left", "outputs", "pieces", "places", "ready_texts", "rule", "texts", "tokenized",
-        "trace", "truncated", "under_way", "vectors",
-    )  # fmt: skip
+    texts: list[Text]
+    places: list[int] | None
+    query: TextQuery
+    call: "Exchange"
+    rule: TokenRule
+    deadline: Deadline
+    handed_over: int = 0
+    is_tokenizing: bool = False
+    brief: bool = False
+    ended: bool = False
+    foreign: int = 0
+    charged_tokens: int = 1
+    vectors: Any = None
+    dispatch: tuple[Dispatch, float] | None = None
+    claim: "Claim | None" = None
+    trace: "CallTrace | None" = None
+    ready_texts: deque[ReadyText] = field(default_factory=deque)
+    under_way: "set[TextPiece]" = field(default_factory=set)
+    pieces: dict[int, list[PieceVectors]] = field(default_factory=dict)
+    further: list[list[Any]] = field(default_factory=list)
 
-    def __init__(
-        self,
-        texts: list[Text],
-        places: list[int] | None,
-        query: TextQuery,
-        call: "Exchange",
-        rule: TokenRule,
-        deadline: Deadline,
-    ) -> None:
-        count = len(texts)
-        self.tokenized = deadline.began
-        self.texts = texts
-        self.places = places
-        self.call = call
+    def __post_init__(self) -> None:
+        count, query = len(self.texts), self.query
         # Not the request itself, which would make a reference cycle.
         self.key = (query.priority, query.client or object())
-        self.deadline = deadline
-        self.rule = rule
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.brief = False
+        self.tokenized = self.deadline.began
         self.left = count
         self.counts = [0] * count
         self.truncated = [False] * count
         self.ids: list[bytes] | None = [b""] * count if query.options.want_tokens else None
         self.errors: dict[int, WeirError] | None = {} if query.each else None
-        self.dispatch: tuple[Dispatch, float] | None = None
-        self.vectors: Any = None
-        self.pieces: dict[int, list[PieceVectors]] = {}
-        self.handed_over = 0
-        self.is_tokenizing = False
-        self.ready_texts: deque[ReadyText] = deque()
-        self.under_way: set[TextPiece] = set()
-        self.foreign = 0
-        self.ended = False
-        self.trace: CallTrace | None = None
-        self.claim: Claim | None = None
-        self.charged_tokens = 1
         self.outputs = query.options.outputs
-        self.further: list[list[Any]] = []
 
     @property
     def ready(self) -> bool:
