@@ -43,7 +43,7 @@ def chosen_recipe(
     stated = checkpoint.poolings or (checkpoint.pooling_of_head or checkpoint.pooling_of_others,)
     own_layer = -1 if checkpoint.poolings else max(text.bare_layer, -checkpoint.architecture.layers)
     chosen, *joined = stated if text.pooling is None else poolings_named(text.pooling)
-    normalized = checkpoint.normalize and chosen not in NEVER_NORMALIZED
+    normalized = checkpoint.layout.normalize and chosen not in NEVER_NORMALIZED
     recipe = Recipe(
         chosen,
         tuple(text.layers or (own_layer,)),

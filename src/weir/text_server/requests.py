@@ -453,10 +453,6 @@ class CallTrace:
     so that the endpoint can name it in its response.
     """
 
-    __slots__ = (
-        "_attributes", "_began", "_frontend", "_model", "_others", "_service", "_spans", "_tokenizing_since", "_trace", "_tracer",
-    )  # fmt: skip
-
     def __init__(
         self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, frontend: str, count: int
     ) -> None:

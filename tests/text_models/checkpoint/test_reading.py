@@ -27,7 +27,7 @@ def test_sizes_and_weights_of_each_family(family: str, tmp_path: Path) -> None:
     assert known.max_length == checkpoint.max_length == 64
     assert known.position_offset == (0 if family in ("bert", "distilbert") else 2)
     assert known.has_pooler is (family != "distilbert")
-    assert (checkpoint.poolings, checkpoint.normalize) == ((), False)
+    assert (checkpoint.poolings, checkpoint.layout.normalize) == ((), False)
     weights = checkpoint.weights()
     assert set(weight_names(family, 3)) <= set(weights)
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
@@ -112,7 +112,7 @@ OTHERS = "config_sentence_transformers.json"
 @pytest.mark.parametrize("name", TODAY)
 def test_poolings_of_today_and_switches_of_older_files(name: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=name, normalize=False))
-    assert (checkpoint.poolings, checkpoint.normalize) == ((TODAY[name],), False)
+    assert (checkpoint.poolings, checkpoint.layout.normalize) == ((TODAY[name],), False)
     for switches, expected in (({OLD[other]: other == name for other in OLD}, TODAY[name]), ({}, Pooling.MEAN)):
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | switches))
         assert read_checkpoint(tmp_path).poolings == (expected,)
@@ -172,8 +172,8 @@ def routed(directory: Path, **config: Any) -> Path:
 def test_one_route_of_a_router_is_served(tmp_path: Path) -> None:
     model = routed(tmp_path / "model")
     document, query = (read_checkpoint(model, router=route) for route in (None, "query"))
-    assert [len(layer.weight) for layer in document.dense] == [20] and not document.normalize
-    assert not query.dense and query.normalize
+    assert [len(layer.weight) for layer in document.dense] == [20] and not document.layout.normalize
+    assert not query.dense and query.layout.normalize
     assert document.content_hash() != query.content_hash()
     vectors = [results(model, ["do it"], tmp_path, router=route)[0] for route in (None, "document", "query")]
     assert [len(vector) for vector in vectors] == [20, 20, 32]
@@ -227,7 +227,7 @@ def test_dense_layers(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, dense=16))
     (layer,) = checkpoint.dense
     assert (layer.weight.shape, layer.bias is not None, layer.activation) == ((16, 32), True, "tanh")
-    assert checkpoint.normalize
+    assert checkpoint.layout.normalize
     tiny.sentence_model(tmp_path, dense=16, pooling=["cls", "mean"])
     with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, but gets vectors of 64"):
         read_checkpoint(tmp_path)

@@ -22,6 +22,7 @@ from weir.text_models.formats import JsonDocument
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.onnx_files import OnnxStore
+    from weir.text_models.checkpoint.reading import Checkpoint
     from weir.text_models.checkpoint.weights import Store
 
 Array = NDArray[Any]
@@ -124,18 +125,13 @@ class ModelHeads:
     pickled: tuple[str, ...] = ()
 
 
-def read_heads(
-    directory: Path,
-    config: JsonDocument,
-    architecture: Architecture,
-    store: "Store | OnnxStore",
-    splade: JsonDocument | None,
-    allow_pickle: bool,
-) -> ModelHeads:
-    """Return the heads in a directory. `splade` is the configuration of a SpladePooling, if modules.json names one.
+def read_heads(checkpoint: "Checkpoint", config: JsonDocument, splade: JsonDocument | None) -> ModelHeads:
+    """Return the heads in the directory of a checkpoint. `splade` is the configuration of a SpladePooling, if modules.json names one.
 
     Raises SettingsError naming a file or a weight that does not fit.
     """
+    directory, allow_pickle = checkpoint.directory, checkpoint.allow_pickle
+    architecture, store = checkpoint.architecture, checkpoint.store
     there = [directory / name for name in PICKLED_HEADS if (directory / name).is_file()]
     opened = {path.name: open_pickled(path) for path in there} if allow_pickle else {}
     sparse, late = (opened.get(name) for name in PICKLED_HEADS)
@@ -151,15 +147,13 @@ def read_heads(
     )
 
 
-def read_answers(
-    directory: Path, architecture: Architecture, store: "Store | OnnxStore", yes: int | None, no: int | None
-) -> TokenHead:
+def read_answers(checkpoint: "Checkpoint", yes: int | None, no: int | None) -> TokenHead:
     """Return the layer of one number on a decoder's last token: that of the word `yes` minus that of the word `no`, which are token ids.
 
     Raises SettingsError if the model is no decoder or its vocabulary lacks a word.
     """
-    rule = f"pooling='yes-no': {directory}"
-    if architecture.classifier_reads is not Pooling.SEP:
+    rule, store = f"pooling='yes-no': {checkpoint.directory}", checkpoint.store
+    if checkpoint.architecture.classifier_reads is not Pooling.SEP:
         raise SettingsError(f"{rule} is not a decoder, which could answer yes or no")
     if yes is None or no is None:
         raise SettingsError(f"{rule} has no tokens for yes and no")

@@ -431,11 +431,6 @@ class Checkpoint:
         return self.onnx is None or len(self.onnx.outputs[self.onnx.output(self.classifies)]) != 2
 
     @property
-    def normalize(self) -> bool:
-        """Whether the files state that vectors are scaled to length 1."""
-        return self.layout.normalize
-
-    @property
     def prompts(self) -> dict[str, str]:
         """Texts to put before a text, by name."""
         return self.layout.prompts
@@ -449,7 +444,7 @@ class Checkpoint:
     def heads(self) -> ModelHeads:
         """The heads for sparse vectors, token vectors and labels of tokens. Raises SettingsError naming a file that does not fit."""
         splade = None if self.layout.splade is None else read_document(self.layout.splade)
-        found = read_heads(self.directory, self._config, self.architecture, self.store, splade, self.allow_pickle)
+        found = read_heads(self, self._config, splade)
         if self.layout.dense and not self.layout.pooled:
             *first, last = self.layout.dense
             own = TokenHead(last.weight, last.bias, last.activation, last.residual, first=tuple(first))
@@ -467,7 +462,7 @@ class Checkpoint:
             raise SettingsError(
                 f"{self.layout.files[-1]}: its tokens {self.layout.answers} must be those of yes and no, {(yes, no)}: only models that answer so are served"
             )
-        return read_answers(self.directory, self.architecture, self.store, yes, no)
+        return read_answers(self, yes, no)
 
     @property
     def judges(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -67,43 +67,41 @@ STOCK_POOLING = {
 }  # fmt: skip
 
 
+@dataclass(eq=False)
 class Status:
     """Describes a server of the text models `served`, by name. `more` returns further fields of the configuration, which go before these."""
 
-    def __init__(
-        self, served: Mapping[str, Encodes], clients: TextClients, more: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
-        self._served = served
-        self._clients = clients
-        self._more = more
-        self._started = datetime.now().astimezone()
+    served: Mapping[str, Encodes]
+    clients: TextClients
+    more: Callable[[], Mapping[str, Any]] = dict
+    started: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     def config(self, client: str = "") -> dict[str, Any]:
         """Return the server's configuration. `client` is the identity of the caller, which the response repeats."""
-        first = next(iter(self._served.values()))
+        first = next(iter(self.served.values()))
         return {
             "client": client,
             "server_version": STOCK_VERSION,
             "weir_version": __version__,
             "python_version": platform.python_version(),
-            "server_start_time": str(self._started),
+            "server_start_time": str(self.started),
             "server_current_time": str(datetime.now().astimezone()),
             "max_seq_len": first.max_length,
             "show_tokens_to_client": False,
             "models": {
                 name: {"dimensions": each.dimensions, "max_seq_len": each.max_length}
-                for name, each in self._served.items()
+                for name, each in self.served.items()
             },
-            **self._more(),
+            **self.more(),
         }
 
     def server_status(self, client: str = "") -> dict[str, Any]:
         """Return the configuration and, in the field `statistic`, the statistics of requests."""
-        return {**self.config(client), "statistic": self._clients.statistics()}
+        return {**self.config(client), "statistic": self.clients.statistics()}
 
     def client_status(self) -> dict[str, Any]:
         """Return the clients that are remembered, the one that sent the latest request first."""
-        return {"num_active_client": self._clients.active, "clients": self._clients.table()}
+        return {"num_active_client": self.clients.active, "clients": self.clients.table()}
 
 
 ALL = 1.0  # the fraction of a GPU's memory for a worker without a limit
@@ -310,10 +308,10 @@ def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
 def _fields_of(form: str) -> dict[str, list[str]]:
     """Return the values of each field of a form, in order. Raises ValueError for a field without a value."""
     fields: dict[str, list[str]] = {}
-    for field in form.split("&"):
-        name, equals, value = field.partition("=")
+    for each in form.split("&"):
+        name, equals, value = each.partition("=")
         if not equals:
-            raise ValueError(f"bad query field: {brief(field)}")
+            raise ValueError(f"bad query field: {brief(each)}")
         fields.setdefault(_unquoted(name), []).append(_unquoted(value))
     return fields
 

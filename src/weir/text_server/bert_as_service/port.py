@@ -6,7 +6,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, cast
 
@@ -20,34 +20,30 @@ from weir.text_server.bert_as_service.frames import GREETING, Event, Received, Z
 LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
 
 
+@dataclass(eq=False)
 class Drops:
     """Counts what is dropped (connections, messages, requests, answers) by kind, and logs each kind at most once in LOG_INTERVAL.
 
     `count` is also called with each kind and number, for metrics. `counts` are the totals by kind. `clock` returns seconds.
     """
 
-    def __init__(
-        self,
-        logger: BoundLogger,
-        count: Callable[[str, int], None] = lambda kind, times: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._count = count
-        self.counts: Counter[str] = Counter()
-        self._logger = logger
-        self._clock = clock
-        self._logged: dict[str, tuple[float, int]] = {}  # by kind: the time of the last log line, and the count then
+    logger: BoundLogger
+    count: Callable[[str, int], None] = lambda kind, times: None
+    clock: Callable[[], float] = time.monotonic
+    counts: Counter[str] = field(default_factory=Counter)
+    # By kind: the time of the last log line, and the count then.
+    logged: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def __call__(self, kind: str, reason: object, peer: str = "", client: str = "", *, times: int = 1) -> None:
         """Count something of this `kind` that was dropped `times` times. The log names the reason, the address `peer`, and the identity `client`."""
         self.counts[kind] += times
-        self._count(kind, times)
-        now = self._clock()
-        when, before = self._logged.get(kind, (None, 0))
+        self.count(kind, times)
+        now = self.clock()
+        when, before = self.logged.get(kind, (None, 0))
         if when is not None and now < when + LOG_INTERVAL:
             return
-        self._logged[kind] = (now, self.counts[kind])
-        self._logger.warning(
+        self.logged[kind] = (now, self.counts[kind])
+        self.logger.warning(
             "dropped",
             kind=kind,
             frontend="zeromq",
