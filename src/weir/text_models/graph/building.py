@@ -16,6 +16,7 @@ padding. Where they would make `vectors` slower, because only the first token of
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -441,7 +442,7 @@ def write(graph: Graph, folder: Path) -> Path:
 
 def recipe_as_json(recipe: Recipe) -> str:
     """Return a recipe as JSON. Equal recipes have equal JSON."""
-    return msgspec.json.encode(recipe, order="sorted").decode()
+    return json.dumps(msgspec.to_builtins(recipe), sort_keys=True)
 
 
 def recipe_from_json(recipe: str) -> Recipe:
