@@ -39,7 +39,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # malloc.h
 # How the names of programs begin that load libraries of models, and these: they are forked from a process of their own, as a server must not find any loaded.
 _PROGRAMS = ("weir.text_models.", "weir.catalog.repository.", "tests.text_models.")
-_LIBRARIES = ("onnx", "safetensors.numpy", "huggingface_hub.file_download")  # they start no thread
+_LIBRARIES = ("onnx", "safetensors.numpy", "huggingface_hub.hf_api")  # they start no thread
 _PYTHON = sys.executable
 TITLE = "tests.template"  # a process that forks; see `rename`
 _fork_exec: Callable[..., int] = vars(subprocess)["_fork_exec"]

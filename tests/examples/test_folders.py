@@ -56,7 +56,7 @@ def test_rag_finds_with_two_models(copy: Callable[[str], Path], tmp_path: Path) 
     tiny.sentence_model(tmp_path / "finder", "bert")
     tiny.model(tmp_path / "ranker", "bert", labels=1)
     models = [tmp_path / "finder", tmp_path / "ranker"]
-    with Served(*models, "--cache", tmp_path / "cache", command="embed serve") as server:
+    with Served(*models, "--no-calibrate", "--cache", tmp_path / "cache", command="embed serve") as server:
         server.until_listening().until_logged("\\bready\\b")
         (folder / "few.txt").write_text("first do it\na weir holds the water back\nit\n")
         printed = run(folder, "search.py", "who reads this", "--url", server.url, "--file", "few.txt").splitlines()

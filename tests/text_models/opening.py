@@ -1,4 +1,4 @@
-"""Open a model as its workers do."""
+"""Open a model as its workers do, and the settings of a server of small models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 from weir.text_models import WorkerShare, split_settings
 from weir.text_models.model import TextEncoder
+
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 
 def params_of(directory: Path, cache: Path, **settings: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tests.rings import subcases
 from tests.text_models import tiny
+from tests.text_models.opening import SETTINGS
 
 import weir.embedding
 from weir.text_server import text_model
 from weir.text_server.server import EmbeddingServer
 
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 IDS = ("acme/tiny", "other/tiny", "acme/second")
 NAMES = ("acme/tiny", "tiny")  # of the first model
 GIVEN = ("team/mine", "mine", "acme/second", "second")  # of the third

@@ -12,7 +12,7 @@ from bert_serving.client import BertClient
 from tests.late import openai
 from tests.rings import subcases
 from tests.served import TEST_FRONTS
-from tests.text_models import tiny
+from tests.text_models import opening, tiny
 
 import weir.embedding
 from weir.client.calls import Unreachable
@@ -22,9 +22,7 @@ from weir.errors import DeadlineExceeded, ModelError, SettingsError, Unauthorize
 
 TEXTS = ["first do it", "then do it right", "it"]
 FRONTS = 2 if TEST_FRONTS else 1
-SETTINGS: dict[str, Any] = {
-    "port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False, "fronts": FRONTS,
-}  # fmt: skip
+SETTINGS = opening.SETTINGS | {"fronts": FRONTS}
 
 
 @pytest.fixture(scope="module")

@@ -288,7 +288,7 @@ def test_the_command_of_tei_serves(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "bge-large-en-v1.5")
     limits = "--max-batch-tokens", 4096, "--max-client-batch-size", 2, "--auto-truncate", "--disable-spans"
     flags = "--model-id", model, *limits, "--served-model-name", "team/bge"
-    environment = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_EXECUTOR": "thread"}
+    environment = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_EXECUTOR": "thread", "WEIR_CALIBRATE": "false"}
     with Served(*flags, command="embed serve", env=environment) as served:
         served.until_listening().until_logged(r"\bready\b.*models=")
         with httpx.Client(base_url=served.url) as http:

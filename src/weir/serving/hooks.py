@@ -18,7 +18,6 @@ from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.wire.values import DECODE, decode
 from weir.workers.executor import discard, is_block
 from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
-from weir.workers.timer import end_tasks
 
 logger = logging.getLogger("weir")
 
@@ -224,7 +223,9 @@ class HookedBatches:
 
     async def stop(self) -> None:
         """Cancel the running hooks, and forget all batches."""
-        await end_tasks(*[batch.task for batch in self._batches.values()])
+        for batch in self._batches.values():
+            batch.task.cancel()
+        await asyncio.gather(*[batch.task for batch in self._batches.values()], return_exceptions=True)
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()

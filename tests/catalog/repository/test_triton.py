@@ -196,7 +196,6 @@ def _camel(key: str) -> str:
     return first + "".join(map(str.title, rest))
 
 
-@pytest.mark.parametrize("form", ["http", "canonical"])
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -211,17 +210,18 @@ def _camel(key: str) -> str:
         (double(1, 3), "max_batch_size: 0 " + reshaped("[1, 3]")),
     ],
 )  # fmt: skip
-def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | str, said: str, form: str) -> None:
+def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | str, said: str) -> None:
     service = one(tmp_path, said, data)
     before = config(service)
-    returned = json.loads(json.dumps(before if form == "http" else _as_texts(before)))
-    versions = FolderRepository(tmp_path, read_model_table).read("one", returned).versions
-    (again,) = [make_service(model, ()) for model in versions]
-    returned = config(again)
-    for said_of in (before, returned):
-        said_of["parameters"].pop("unbatched", None)  # once it is found out, once its configuration says so
-    assert (returned, again.model.inputs) == (before, service.facts.model.inputs)
-    assert again.facts.batching.policy == service.facts.batching.policy
+    forms = [json.loads(json.dumps(form)) for form in (before, _as_texts(before))]
+    before["parameters"].pop("unbatched", None)  # once it is found out, once its configuration says so
+    for form in forms:
+        (model,) = FolderRepository(tmp_path, read_model_table).read("one", form).versions
+        again = make_service(model, ())
+        returned = config(again)
+        returned["parameters"].pop("unbatched", None)
+        assert (returned, again.model.inputs) == (before, service.facts.model.inputs)
+        assert again.facts.batching.policy == service.facts.batching.policy
 
 
 def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models by their id: from a hub on this machine, by the real package, in processes of their own as its variables are read at its import."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,21 +39,17 @@ class Home:
         self.hub = hub
         self.folder = folder
 
-    def load(
-        self, *words: str, limit: int | None = None, program: str = "load", **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Load a model in a process; `limit` is the size, in bytes, beyond which it can write no file."""
+    def load(self, *words: str, program: str = "load", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Load a model in a process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WEIR_"))}
         environment |= {"HF_HOME": str(self.folder), "HF_ENDPOINT": self.hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         return subprocess.run(
             [sys.executable, "-m", loading.__name__, program, *words], env=environment | variables, capture_output=True, text=True, check=False,
-            preexec_fn=bound,
         )  # fmt: skip
 
-    def error(self, *words: str, limit: int | None = None, **variables: str) -> str:
+    def error(self, *words: str, program: str = "load", **variables: str) -> str:
         """Return the error of a process that fails with one line."""
-        done = self.load(*words, limit=limit, **variables)
+        done = self.load(*words, program=program, **variables)
         assert done.returncode == 1, done
         line = done.stderr.splitlines()[-1]
         assert line.startswith(words[0]), done.stderr
@@ -62,7 +57,7 @@ class Home:
 
     def directory(self, word: str, **variables: str) -> Path:
         """Return the directory of a model that is loaded."""
-        done = self.load(word, limit=None, **variables)
+        done = self.load(word, program="load", **variables)
         assert not done.returncode, done.stderr
         return Path(done.stdout.strip())
 
@@ -171,7 +166,7 @@ def test_an_id_is_checked_before_another_library_tries_it(hub: Hub, home: Home) 
 def test_a_cache_that_cannot_grow(hub: Hub, home: Home) -> None:
     file = hub.folders["acme/small"] / "model.safetensors"
     tiny.save(file, {**open_tensors(file), "more": np.zeros(4 << 20, np.float32)})
-    error = home.error("acme/small", limit=11 << 20)
+    error = home.error("acme/small", program="load_beyond_the_limit")
     assert f"the cache {home.folder / 'hub'} cannot grow: File too large; complete files stay in the cache" in error
     assert home.directory("acme/small").is_dir()
 

@@ -15,14 +15,13 @@ from tests.rings import spread
 from tests.text_models import tiny
 from tests.text_models.graph.running import cosines
 from tests.text_models.onnx_files import export
-from tests.text_models.opening import opened
+from tests.text_models.opening import SETTINGS, opened
 
 import weir.embedding
 from weir.errors import SettingsError, WeirError
 from weir.text_models.checkpoint.onnx_files import file_names, is_computed, wanted_names
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it"]
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 
 def vectors(directory: Path, cache: Path, *outputs: str, **options: Any) -> list[Any]:

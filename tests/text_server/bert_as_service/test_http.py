@@ -13,6 +13,7 @@ import pytest
 from tests.described import answer_faults, body_faults
 from tests.rings import subcases
 from tests.text_models import tiny
+from tests.text_models.opening import SETTINGS
 from tests.text_server.hashing import HashingEncoder, vector_of, words_of
 from tests.text_server.served_texts import Standing, described, post, served
 
@@ -233,7 +234,6 @@ FIELDS: dict[type, str] = {
     list: "pooling_layer device_map tensorflow_version",
     dict: "statistic",
 }  # fmt: skip
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 
 def of_wrong_types(state: dict[str, Any]) -> list[str]:

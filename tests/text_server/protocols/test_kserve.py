@@ -15,6 +15,7 @@ import tritonclient.http as triton
 from numpy.typing import NDArray
 from tests.rings import subcases
 from tests.text_models import tiny, tiny_tokens
+from tests.text_models.opening import SETTINGS
 
 import weir.embedding
 from weir.client import GrpcClient, HttpClient, WebSocketClient
@@ -30,7 +31,6 @@ from weir.text_server.texts import Encoded, Encodes, TextOptions, TextQuery
 TEXTS = ["first do it", "then do it right", "it"]
 LONG = "it " * 20
 PAIRS = [["do it", "right"], [LONG, "it"]]
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 Clients = Callable[[], Any]
 

@@ -31,7 +31,6 @@ from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
 from weir.workers.executor import Turns
 from weir.workers.settings import WorkerSettings, for_worker
-from weir.workers.timer import resolve
 
 Popen = subprocess.Popen[bytes]
 Done = Callable[[Popen | OSError], None]
@@ -234,8 +233,8 @@ class Template:
             self._popen.kill()
             when_gone(self._popen, self.closed, self._loop)
             self._popen, self._killed = None, True
-        elif not self._killed and self._starting is None:
-            resolve(self.closed, None)
+        elif not self._killed and self._starting is None and not self.closed.done():
+            self.closed.set_result(None)
         requests, self._requests = self._requests, deque()
         for request in requests:
             request.done(None)
@@ -247,7 +246,12 @@ class Template:
             self._popen = result
         if self._socket is None:  # closed meanwhile
             self.close()
-        resolve(starting, result if isinstance(result, OSError) else None)
+        if starting.done():  # cancelled
+            return
+        if isinstance(result, OSError):
+            starting.set_exception(result)
+        else:
+            starting.set_result(None)
 
     def _request(self, request: TemplateRequest) -> None:
         if self._socket is None:
@@ -308,7 +312,8 @@ def when_gone(
 
     def finish() -> None:
         limit.cancel()
-        resolve(done, None)
+        if not done.done():
+            done.set_result(None)
 
     limit = loop.call_later(grace, stays)
     loop.add_reader(pidfd, gone)
