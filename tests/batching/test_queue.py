@@ -4,10 +4,9 @@ from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.batching.mill import Asked, listed
+from tests.batching.mill import Asked, filled, listed
 
 from weir.batching.compose import BatchDraft
-from weir.batching.group import Group
 from weir.batching.queue import SLACK, WOKEN_AT_ONCE, GroupScheduler, IndexedHeap, RequestQueue
 
 
@@ -45,17 +44,9 @@ def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
 # Which group is next, and which is asked again when.
 
 
-def group(key: object, *requests: Asked) -> Group:
-    """Return a group with these in it."""
-    made = Group(key)
-    for request in requests:
-        made.add(request)
-    return made
-
-
 def test_a_free_place_wakes_some_in_turn() -> None:
     turns = GroupScheduler()
-    groups = [group(number, Asked(0, 0.0, 9.0)) for number in range(WOKEN_AT_ONCE + 10)]
+    groups = [filled(Asked(0, 0.0, 9.0)) for _ in range(WOKEN_AT_ONCE + 10)]
     for each in groups:
         turns.park(each, 5.0)
     turns.wake_some()

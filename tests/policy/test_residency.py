@@ -472,7 +472,7 @@ def test_the_index_reloads_less_than_lru(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_with_room_for_ten_it_is_never_worse_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_demand, "MODELS", 200)
     monkeypatch.setattr(on_demand, "ROOM", 10.0)
-    monkeypatch.setattr(on_demand, "REQUESTS", 2000)
+    monkeypatch.setattr(on_demand, "REQUESTS", 1000)
     found = shares(seed=3)
     assert sum(found.values()) / 10 <= 0.9
     assert max(found.values()) <= 1.05

@@ -34,7 +34,7 @@ def test_a_straight_line_is_measured_as_one() -> None:
 def test_noise_is_averaged_out_and_its_size_is_known() -> None:
     chance = Random(4)
     profile = profiled(
-        lambda b: (0.0003 * b + 0.001) * chance.gammavariate(25.0, 1 / 25.0), 32, seconds=120.0, confidence=0.01
+        lambda b: (0.0003 * b + 0.001) * chance.gammavariate(25.0, 1 / 25.0), 32, seconds=60.0, confidence=0.01
     )
     truth = 0.3 * np.arange(1, 33) + 1.0
     assert np.all(np.abs(profile.service_time_ms / truth - 1.0) < 0.03)

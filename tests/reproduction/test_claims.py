@@ -16,7 +16,7 @@ FINDINGS = Findings()
 SLOW = (
     "never use more energy", "have, generally, a control limit", "numbers of the table", "abstract cost saves", "are below 0.001",
     "least s_max, 70", "work grows for larger", "converges at about", "mostly overestimate", "Δ falls with", "drops sharply", "nearly stable",
-    "best objective", "Little's law", "close to the optimum",
+    "best objective", "Little's law", "close to the optimum", "By the weights",
 )  # fmt: skip
 EXPECTED = {
     "Larger batches use less": Verdict.HELD, "The larger η": Verdict.HELD, "grows with w2": Verdict.HELD,

@@ -41,7 +41,9 @@ def test_the_command_writes_the_same_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "paper"
-    monkeypatch.setattr(module, "PICTURES", [])
+    for name, of in (("PICTURES", [module]), ("TABLE", [claims_accuracy, module])):
+        for each in of:
+            monkeypatch.setattr(each, name, [])
     main(["-o", str(folder)])
     assert "4 claims: 3 held, 1 held with limits" in capsys.readouterr().out
     assert (folder / "smdp.md").exists()

@@ -39,7 +39,7 @@ WAVE = steps((120.0, 4.0), (120.0, 30.0), (120.0, 4.0))
 @pytest.fixture(scope="module", autouse=True)
 def _capacities_from_fewer_rows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(scaling, "PART_ROWS", 20_000)
+        changed.setattr(scaling, "PART_ROWS", 8_000)
         yield
 
 

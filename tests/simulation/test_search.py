@@ -56,7 +56,7 @@ def late(made: Run, milliseconds: float = 20.0) -> float:
 
 @pytest.mark.parametrize("load", spread([0.1, 0.5, 0.7]))
 def test_an_objective_is_kept_with_less_energy_than_the_best_limit_spends(promised: Bank, load: float) -> None:
-    times = poisson(load, 40_000)
+    times = poisson(load, 20_000)
     seen = figures_of(run(P4, SolvedPolicy(promised), times))
     assert seen.late_share + 2.0 * seen.late_error <= P99.late_share
     assert seen.refused_share <= 2e-4
@@ -90,11 +90,9 @@ FIRST_IS_SLOW = Profile(np.where(np.arange(24) == 0, 10.0, 3.5), np.ones(24), np
 def test_an_objective_is_kept_in_all_of_each_band(profile: Profile, objective: str) -> None:
     """Also where few rows share a batch: with 0.2 for a coefficient of variation, 2.6 % and 11 % were late at low loads."""
     slo = LatencySLO.parse(objective)
-    with searched(
-        (0.001, 0.01, 0.1, 0.3, 0.5, 0.86, 0.88, 0.9, 0.92), 5_000
-    ):  # the bands of the loads below, and those beside them
+    with searched((0.001, 0.01, 0.1, 0.86, 0.9, 0.92), 5_000):  # the bands of the loads below, and those beside them
         bank = make_bank(profile, objective=slo)
-    for load in (0.002, 0.005, 0.02, 0.06, 0.3, 0.9):
+    for load in (0.002, 0.005, 0.06, 0.9):
         times = np.cumsum(np.random.default_rng(5).exponential(1.0 / (load * profile.max_rate), 8_000))
         made = run(profile, SolvedPolicy(bank), times)
         late = made.refused | (made.end - made.arrival > slo.deadline + 1e-6)
@@ -110,7 +108,7 @@ def test_a_percentile_counts_refused_rows_as_never_answered(promised: Bank) -> N
 
 
 def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised: Bank) -> None:
-    times = poisson(0.95, 40_000)
+    times = poisson(0.95, 20_000)
     assert best_limit(P4, times, objective=P99) is None
     made = run(P4, SolvedPolicy(promised), times)
     assert late(made) <= P99.late_share
@@ -136,7 +134,7 @@ OVERLOADS = {
     "steady 1.05": traffic("poisson:1.05"),
     "steady 1.5": traffic("poisson:1.5"),
     "steady 10": traffic("poisson:10"),
-    "steady 100": traffic("poisson:100", 40_000),
+    "steady 100": traffic("poisson:100", 20_000),
     "step to 2": step(0.5, 2.0),
     "step to 10": step(0.5, 10.0),
     "bursts of 0.3 s": traffic("on-off:1,on=0.3s,off=0.3s"),
@@ -313,7 +311,7 @@ def test_whatever_the_service_law_never_are_fewer_in_time(
     if time := LAWS[law]:
         monkeypatch.setattr(ServiceTimes, "time", time)
     for text in TRAFFIC:
-        arrivals = parse_arrivals(text, capacity=workers * profile.max_rate).times(np.random.default_rng(5), 15_000)
+        arrivals = parse_arrivals(text, capacity=workers * profile.max_rate).times(np.random.default_rng(5), 8_000)
         lost = []
         for policy in (SolvedPolicy(made), "greedy"):
             seen = run(profile, policy, arrivals, workers=workers)
