@@ -68,9 +68,9 @@ async def serving(*models: type[Model] | Service, **options: Any) -> AsyncIterat
         if figures is None
         else FrontsServer(context, app, FrontsPlan(fronts_know(settings), figures), websockets=websockets)
     )
-    await registry.start()
-    await server.start()
     try:
+        await registry.start()
+        await server.start()
         yield Server(server, websockets, registry, observer)
     finally:
         await registry.stop(0.0)

@@ -64,8 +64,8 @@ class Pair:
         catalogue = Catalogue(Registry([service]))
         catalogue.table()
         self.ended: list[str] = []
-        shared = FrontsShared(catalogue, Account(HttpSettings()), [], None, time.monotonic, print, print)
-        self.side = ConnectedFront(ours, self.sockets[0], shared, self.ended.append)
+        shared = FrontsShared(catalogue, Account(HttpSettings()), [], None, time.monotonic, print)
+        self.side = ConnectedFront(ours, self.sockets[0], shared, print, self.ended.append)
         self.service = service
         self.came: list[Any] = []
         self.link: Link[Any] = Link(theirs, loop, reader_of_dispatcher(), self._received, print)

@@ -60,8 +60,6 @@ class OrderedSharedAccount(SharedAccount):
 class _Sender:
     """Passes connections on to the dispatcher, where they arrive in the next round of the loop."""
 
-    busy = False
-
     def __init__(
         self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None], check: Callable[[], None]
     ) -> None:

@@ -200,28 +200,29 @@ def _taken_out(block: Any) -> bytes:
 
 
 class FrontsShared(NamedTuple):
-    """What all fronts of a server share in the dispatcher.
-
-    `passed` gets the connections that fronts hand over, and `pressed` the number of a model whose arena is full.
-    """
+    """What all fronts of a server share in the dispatcher. `pressed` gets the number of a model whose arena is full."""
 
     catalogue: Catalogue
     account: Account
     observers: Sequence[Observer]
     log: HttpLog | None
     clock: Callable[[], float]
-    passed: Passed
     pressed: Callable[[int], None]
 
 
 class ConnectedFront:
     """One front, from its start to its end: what it has in the queues, and what it is sent.
 
-    `ended` is called when it has ended or must end, with a reason.
+    `passed` gets the connections that it hands over. `ended` is called when it has ended or must end, with a reason.
     """
 
     def __init__(
-        self, link: socket.socket, connections: socket.socket, shared: FrontsShared, ended: Callable[[str], None]
+        self,
+        link: socket.socket,
+        connections: socket.socket,
+        shared: FrontsShared,
+        passed: Passed,
+        ended: Callable[[str], None],
     ) -> None:
         self._shared = shared
         self._catalogue, account = shared.catalogue, shared.account
@@ -230,7 +231,7 @@ class ConnectedFront:
         self.drained: asyncio.Future[bool] = loop.create_future()
         self.product_drained: asyncio.Future[None] = loop.create_future()
         self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
-        self._receiver = ConnectionReceiver(connections, loop, shared.passed, account.max_bytes)
+        self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._places = PlacesOfFront(connections, self._link.put)
         self._catalogue.places.append(self._places)
         self.put = self._link.put  # sends a message in this turn

@@ -65,11 +65,6 @@ class ConnectionSender:
         self._account = account
         self._unsent: deque[tuple[list[int], bytes]] = deque()  # descriptors, and a message
 
-    @property
-    def busy(self) -> bool:
-        """Whether a connection is still to be sent."""
-        return bool(self._unsent)
-
     def send(self, descriptor: int, data: bytes, origin: Origin | None = None) -> None:
         """Send a connection, whose `descriptor` is closed here as soon as it has been sent. `origin` says where a relayed one comes from."""
         is_long, waits = len(data) > _MOST_INLINE, bool(self._unsent)

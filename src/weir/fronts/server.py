@@ -356,8 +356,8 @@ class FrontFigures:
     """The figures of all processes of a server with `count` fronts, and the account of the dispatcher."""
 
     def __init__(self, http: HttpSettings, count: int) -> None:
-        self._fd = create_memory("weir-fronts", table_bytes(count + 1))
-        self.figures = SharedFigures(self._fd, count + 1)
+        self.fd = create_memory("weir-fronts", table_bytes(count + 1))  # open until `close`
+        self.figures = SharedFigures(self.fd, count + 1)
         self.account = SharedAccount(http, self.figures, 0)
 
     def connections(self, front: int) -> int:
@@ -368,17 +368,12 @@ class FrontFigures:
         """A front has ended: it holds nothing any more."""
         self.figures.clear(front + 1)
 
-    @property
-    def fd(self) -> int:
-        """The descriptor. It is open until `close`."""
-        return self._fd
-
     def close(self) -> None:
         """Give the memory back. The account goes on alone. Idempotent."""
         self.figures.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 @dataclass(frozen=True)
@@ -414,9 +409,7 @@ class FrontsServer(HttpServer):
         )
         self._plan = plan
         self._catalogue = Catalogue(context.registry, plan.product)
-        self._of_fronts = FrontsShared(
-            self._catalogue, self.account, observers, log, clocks.now, partial(self._passed, 0), self._arena_full
-        )
+        self._of_fronts = FrontsShared(self._catalogue, self.account, observers, log, clocks.now, self._arena_full)
         self._fronts: Fronts | None = None
         context.registry.changed.append(self._models_changed)
 
@@ -467,8 +460,7 @@ class FrontsServer(HttpServer):
     def _make_front(
         self, index: int, link: socket.socket, connections: socket.socket, ended: Callable[[str], None]
     ) -> ConnectedFront:
-        shared = self._of_fronts._replace(passed=partial(self._passed, index))
-        return ConnectedFront(link, connections, shared, ended)
+        return ConnectedFront(link, connections, self._of_fronts, partial(self._passed, index), ended)
 
     def _arena_full(self, model: int) -> None:
         if self._fronts is not None:

@@ -138,8 +138,8 @@ async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIter
     context.account = figures.account
     context.http = replace(context.http, port=0)
     http = FrontsServer(context, None, FrontsPlan(fronts_know(context.http), figures, server))
-    await http.start()
     try:
+        await http.start()
         yield http
     finally:
         await http.stop()

@@ -152,8 +152,8 @@ async def running_fronts(
     context = KserveContext(registry, settings, account=figures.account)
     plan = FrontsPlan(fronts_know(settings, count), figures)
     server = FrontsServer(context, make_app(context, metrics=metrics), plan)
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.stop()
