@@ -213,7 +213,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography hypothesis psutil pytest pytest-timeout pytest-xdist
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography httpx hypothesis psutil pytest pytest-timeout pytest-xdist
 	@touch $@
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml

@@ -17,7 +17,7 @@ import pytest
 from tests.frontends.http.sockets import FILES, until
 from tests.fronts.kit import MODELS, Caller, Callers, binary, calling, fronts_of, workers_of
 from tests.fronts.models import Large, Rows, letters
-from tests.fronts.test_remote import MODEL
+from tests.fronts.test_remote import submit
 from tests.served import Served
 
 from weir import Service, WeirError
@@ -88,7 +88,7 @@ class Pair:
     async def ask(self, payload: Any) -> Any:
         """Send a request and return its end."""
         request = Asked(payload)
-        self.requests.submit(MODEL, request)
+        submit(self.requests, request)
         await until(lambda: request.end is not None)
         return request.end
 
@@ -140,7 +140,7 @@ async def test_arrays_are_views_of_the_place_and_give_it_back_with_the_last_one(
 async def test_an_output_whose_caller_or_whose_front_has_left_is_given_back() -> None:
     async with paired() as pair:
         request = Asked(b"1")
-        pair.requests.submit(MODEL, request)
+        submit(pair.requests, request)
         pair.requests.open.clear()  # as if it left while the response is on its way
         await until(lambda: bool(pair.came) and pair.held_bytes == 0)
         assert request.end is None

@@ -11,10 +11,14 @@ import pytest
 
 from weir.fronts.messages import CallerLeft, Link, Outputs, RequestForm, Submit, reader_of_dispatcher, reader_of_front
 from weir.fronts.places import MemoryReceiver, OutputReader
-from weir.fronts.remote import Requests
+from weir.fronts.remote import RemoteHandle, Requests
 from weir.messages import JSON, Form
 
-MODEL: Any = SimpleNamespace(number=1, arena_bytes=0)
+
+def submit(requests: Requests, request: Any) -> None:
+    """Have `requests` send what is asked of a model without an arena."""
+    model: Any = SimpleNamespace(number=1, arena_bytes=0, _requests=requests)
+    RemoteHandle.submit(model, request)
 
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:
@@ -42,7 +46,7 @@ def sent_by(act: Callable[[Requests], None]) -> list[list[Any]]:
 def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
     def act(requests: Requests) -> None:
         for number in range(3):
-            requests.submit(MODEL, asked(b"%d" % number, float(number)))
+            submit(requests, asked(b"%d" % number, float(number)))
 
     assert sent_by(act) == [[Submit(0, 0, [0.0, 1.0, 2.0], [b"0", b"1", b"2"])]]
 
@@ -52,8 +56,8 @@ def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
 )  # fmt: skip
 def test_others_have_a_message_of_their_own(arrival: float, second: dict[str, Any]) -> None:
     def act(requests: Requests) -> None:
-        requests.submit(MODEL, asked(b"a", 1.0))
-        requests.submit(MODEL, asked(b"b", arrival, **second))
+        submit(requests, asked(b"a", 1.0))
+        submit(requests, asked(b"b", arrival, **second))
 
     ((one, other),) = sent_by(act)
     assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
@@ -62,12 +66,12 @@ def test_others_have_a_message_of_their_own(arrival: float, second: dict[str, An
 def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
     def act(requests: Requests) -> None:
         first = asked(b"a", 1.0)
-        requests.submit(MODEL, first)
+        submit(requests, first)
         requests.cancel(first)
-        requests.submit(MODEL, asked(b"b", 2.0))
+        submit(requests, asked(b"b", 2.0))
         requests.link.flush()
-        requests.submit(MODEL, asked(b"c", 3.0))
-        requests.submit(MODEL, asked(b"d", 4.0))
+        submit(requests, asked(b"c", 3.0))
+        submit(requests, asked(b"d", 4.0))
 
     assert sent_by(act) == [
         [Submit(0, 0, [1.0], [b"a"]), CallerLeft(0), Submit(1, 0, [2.0], [b"b"])],
@@ -81,7 +85,7 @@ def ended_by(outputs: list[bytes], *asks: Any) -> None:
     def act(requests: Requests) -> None:
         for ask in asks:
             ask.requests = requests
-            requests.submit(MODEL, ask)
+            submit(requests, ask)
         requests.answered(Outputs(list(range(len(asks))), [*outputs]))
 
     sent_by(act)

@@ -17,6 +17,7 @@ from weir.fronts.messages import (
     Outputs,
     Reported,
     RequestForm,
+    SentArray,
     SentText,
     Submit,
 )
@@ -65,7 +66,7 @@ async def test_texts_of_a_batch_come_back_in_one_message() -> None:
         await front.send(FORM, texts(3, b"abcd", b"abcdefgh", costs=[1, 2], ahead=7.0))
         found = await front.next()
         assert isinstance(found, Outputs) and found.batch is not None and found.batch.rows == 2
-        expected = {3: numpy.float32(4).tobytes(), 4: numpy.float32(8).tobytes()}
+        expected = {number: [SentArray((1,), numpy.float32(size).tobytes())] for number, size in ((3, 4), (4, 8))}
         assert dict(zip(found.numbers, found.outputs, strict=True)) == expected
         assert product.under_way == [] and front.side.open == {}
 
@@ -131,9 +132,7 @@ async def test_a_front_that_sends_what_is_none_ends(message: Any) -> None:
 
 def test_outputs_are_sent_as_they_are() -> None:
     vector = numpy.array([1, 2], numpy.float32)
-    assert sent_output(b"[1,2]", as_bytes=False) == b"[1,2]"
-    assert sent_output(vector, as_bytes=True) == vector.tobytes()
-    (alone,) = sent_output(vector, as_bytes=False)  # JSON was wanted, and the worker has not written it
-    assert (alone.shape, alone.data) == ((2,), vector.tobytes())  # type: ignore[union-attr]  # an array
-    several = sent_output((vector, vector.reshape(1, 2)), as_bytes=True)
-    assert [each.shape for each in several] == [(2,), (1, 2)]  # type: ignore[union-attr]  # arrays
+    assert sent_output(b"[1,2]") == b"[1,2]"
+    assert sent_output(vector) == [SentArray((2,), vector.tobytes())]
+    several = [SentArray(shape, vector.tobytes()) for shape in ((2,), (1, 2))]
+    assert sent_output((vector, vector.reshape(1, 2))) == several

@@ -27,6 +27,7 @@ from weir.workers.executor import Capabilities, ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.steps import Reader, Writer, model_error
 from weir.workers.settings import ONE_WORKER
+from weir.workers.timer import end_tasks
 
 PLACES = 4096  # batches in flight at a time; in practice the queues of the steps' models are the limit
 
@@ -89,9 +90,7 @@ class ChainExecutor(ExecutorBase):
         self._state.state = "stopped"
         tasks = [task for each in self._batches.values() for task in each.tasks.values()]
         self._batches.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
     def states(self) -> Sequence[LocalState]:
         """Return the state of the one worker that stands for all steps."""
@@ -323,9 +322,7 @@ class ItemWalk:
                         task.result()
             answers = _answers(tasks)
         finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await end_tasks(*tasks.values())
         return dict(each for path in answers.values() for each in path.items()) if self._tensors else answers
 
 

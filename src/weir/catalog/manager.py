@@ -50,7 +50,7 @@ from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
 from weir.workers import source
-from weir.workers.timer import in_background
+from weir.workers.timer import end_tasks, in_background
 
 T = TypeVar("T")
 
@@ -92,10 +92,7 @@ class ChangeQueue:
     async def close(self) -> None:
         """Cancel the change that is being made and those that wait, and accept no more. Idempotent."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _in_turn(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async with self._turn:

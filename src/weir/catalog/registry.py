@@ -12,6 +12,7 @@ from weir.catalog.chains import chain_of, stop_order
 from weir.errors import ModelNotReady, SettingsError, WeirError, unknown_model, unread_model
 from weir.messages import label_of
 from weir.serving.service import Service
+from weir.workers.timer import end_tasks
 
 _ROUTE = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile(r"(\d+)")
@@ -147,9 +148,7 @@ class Registry:
             await asyncio.gather(*starts)
         except BaseException:
             # Executors are made to be stopped while they start; `stop` below cleans up what a cancelled start has left.
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
+            await end_tasks(*starts)
             await self.stop(0.0)
             raise
 

@@ -21,7 +21,7 @@ from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 from weir.workers.process.launch import Templates
-from weir.workers.timer import Timer, in_background
+from weir.workers.timer import Timer, end_tasks, in_background, resolve
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
@@ -144,10 +144,7 @@ class Residency:
         """Load and end nothing more. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._tasks, *([] if self._watching is None else [self._watching])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._watching, *self._tasks)
         await self.templates.close()
 
     # The work.
@@ -228,14 +225,8 @@ class Residency:
         return None
 
     def _tell(self, generation: Generation, error: Exception | None) -> None:
-        waiting = self._loads.pop(generation, None)
-        if waiting is None or waiting.done():
-            return
-        if error is None:
-            waiting.set_result(None)
-        else:
-            waiting.set_exception(error)
-            waiting.exception()  # its caller may have left
+        if (waiting := self._loads.pop(generation, None)) is not None:
+            resolve(waiting, error)
 
     async def _end(self, generation: Generation) -> None:
         try:

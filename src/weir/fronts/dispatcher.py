@@ -53,7 +53,7 @@ from weir.fronts.messages import (
 )
 from weir.fronts.passing import ConnectionReceiver, Passed
 from weir.fronts.places import PlacesOfFront
-from weir.messages import OBJECT, Dispatch, Form, Kind, Observer
+from weir.messages import Dispatch, Form, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
 from weir.protocols.exchange import inference_of
@@ -482,7 +482,7 @@ class RemoteText(RemoteRequest):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front, with what it says of its batch."""
-        output = sent_output(output, as_bytes=self.form.accept == OBJECT)
+        output = sent_output(output)
         if self.number in self.front.open:
             self.turns.leave(self.turn)
         super().finish(output, dispatch)
@@ -503,14 +503,12 @@ class RemoteText(RemoteRequest):
         super().withdraw()
 
 
-def sent_output(output: Any, *, as_bytes: bool) -> bytes | list[SentArray]:
-    """Return the output for a text as it is sent: JSON as it is, with `as_bytes` a vector as its numbers, all else as arrays."""
+def sent_output(output: Any) -> bytes | list[SentArray]:
+    """Return the output for a text as it is sent: JSON as it is, and all else as arrays."""
     if type(output) is bytes:
         return output
     if is_block(output):
         return _taken_out(output)
-    if as_bytes and type(output) is numpy.ndarray and output.ndim == 1:
-        return output.astype(numpy.float32, copy=False).tobytes()
     parts = output if isinstance(output, (list, tuple)) else [output]
     arrays = [numpy.asarray(each, numpy.float32) for each in parts]
     return [SentArray(each.shape, each.tobytes()) for each in arrays]

@@ -256,7 +256,7 @@ class SentArray(msgspec.Struct, array_like=True, gc=False):
 class Outputs(msgspec.Struct, array_like=True, tag=1):
     """The outputs of several requests. `batch` is theirs if the responses say more than their outputs, else None.
 
-    The output of a text is JSON if its form asks for that, else the numbers of a vector; or several arrays.
+    The output of a text is JSON, if its form asks for that, or arrays.
     """
 
     numbers: list[int]

@@ -39,9 +39,9 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader
-from weir.messages import OBJECT, PACKED, Form, Request
+from weir.messages import PACKED, Form, Request
 from weir.model import Model
-from weir.protocols.exchange import ModelInference
+from weir.protocols.exchange import Inference
 from weir.serving import ServiceSettings
 from weir.serving.delivery import Tracer, undelivered
 from weir.serving.handle import ModelFacts
@@ -65,20 +65,18 @@ class Requests:
         self._last: tuple[int, Form | None, int] = (0, None, 0)  # most requests have the form of the one before
         self._unpack = Unpacker()
 
-    def submit(self, handle: "RemoteHandle", request: Any) -> None:
-        """Send `request` to the queue of the model of `handle`, or have it passed on if it cannot be sent. Large arrays travel in a place of the model's."""
-        payload = request.payload
-        if type(payload) is bytes:
-            self._send(request, handle.number, request.form, request.arrival, payload, len(payload))
-        elif isinstance(payload, Tokens):
-            self._submit_text(handle, request, payload)
+    def submit_other(self, handle: "RemoteHandle", request: Any) -> None:
+        """Send a request whose payload is not bytes to the queue of the model of `handle`, or have it passed on if that is impossible. Large arrays travel in
+        a place of the model's."""
+        if isinstance(request.payload, Tokens):
+            self._submit_text(handle, request, request.payload)
         elif (found := _sendable(request, handle.places if handle.arena_bytes else None)) is None:
             request.pass_on()
         else:
             sent, is_packed = found
             form = request.form.replaced(content_type=PACKED, accept=PACKED) if is_packed else request.form
             size = len(sent) if type(sent) is bytes else _PLACE_BYTES
-            self._send(request, handle.number, form, request.arrival, sent, size)
+            self.send(request, handle.number, form, request.arrival, sent, size)
 
     def _submit_text(self, handle: "RemoteHandle", text: Any, tokens: Tokens) -> None:
         """Send a text. `limit` of its request has the timeout, and the instant from which that counts."""
@@ -86,11 +84,9 @@ class Requests:
         form = text.form.replaced(timeout=timeout, cost=1.0)
         ahead = max(0.0, text.tag - handle.virtual_time())
         sent = SentText(tokens.ids, int(text.form.cost), ahead, text.brief, tokens.second, tokens.outputs)
-        self._send(text, handle.number, form, began, sent, len(tokens.ids))
+        self.send(text, handle.number, form, began, sent, len(tokens.ids))
 
-    def _send(
-        self, request: Any, model: int, form: Form, arrival: float, payload: SentPayload, size_bytes: int
-    ) -> None:
+    def send(self, request: Any, model: int, form: Form, arrival: float, payload: SentPayload, size_bytes: int) -> None:
         """Send a request of `form` to `model`, with a `payload` of about `size_bytes` bytes."""
         last = self._last
         known = last[2] if form is last[1] and model == last[0] else self._known(model, form)
@@ -176,7 +172,7 @@ class Requests:
         try:
             if isinstance(payload, dict):
                 return self._unpack(output if type(output) is bytes else _leased(output))
-            return _vectors_in(output, request) if isinstance(payload, Tokens) else output
+            return _vectors_in(output, payload) if isinstance(payload, Tokens) else output
         except Exception:
             settle(request)
             undelivered(request)
@@ -221,14 +217,14 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
     return _sent(place), True
 
 
-def _vectors_in(output: Any, request: Any) -> Any:
+def _vectors_in(output: Any, tokens: Tokens) -> Any:
     """Return the output of a text: JSON, a vector, or the arrays of its outputs."""
     import numpy  # which fronts without texts do not load
 
     if isinstance(output, bytes):
-        return output if request.form.accept != OBJECT else numpy.frombuffer(output, numpy.float32)
+        return output
     arrays = [numpy.frombuffer(each.data, numpy.float32).reshape(each.shape) for each in output]
-    return arrays if request.payload.outputs else arrays[0]
+    return arrays if tokens.outputs else arrays[0]
 
 
 def _leased(block: Any) -> Any:
@@ -251,21 +247,6 @@ def _drop(payload: Any) -> None:
     if isinstance(block, LentPlace):
         block.spoilt = True
         block.release()
-
-
-class RemoteInference(ModelInference):
-    """Inference by a model of the dispatcher. A request for a model that is not `hot` becomes no queue entry here: its connection is handed over."""
-
-    def __init__(self, *, hot: bool) -> None:
-        self._hot = hot
-
-    def queues_items(self, service: Any) -> bool:
-        """See ModelInference."""
-        return self._hot
-
-    def queues_tensors(self, service: Any) -> bool:
-        """See ModelInference."""
-        return self._hot
 
 
 class NoControl:
@@ -295,7 +276,8 @@ class RemoteHandle:
         self.takes_texts = state.takes_texts
         self.facts = facts_of(state)
         self.number = state.number
-        self.inference = RemoteInference(hot=state.hot)
+        # Without an entry in a queue, its connection is handed over.
+        self.inference = None if state.hot else Inference()
         self._requests = requests
 
     @property
@@ -305,7 +287,11 @@ class RemoteHandle:
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """See ModelHandle. A refusal comes later, as the error that ends the request."""
-        self._requests.submit(self, request)
+        payload = request.payload
+        if type(payload) is bytes:
+            self._requests.send(request, self.number, request.form, request.arrival, payload, len(payload))
+        else:
+            self._requests.submit_other(self, request)
 
     def cancel(self, request: Request) -> None:
         """See ModelHandle."""

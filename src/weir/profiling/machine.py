@@ -449,9 +449,8 @@ def _gpus(library: Any) -> list[Hardware]:
 
 def _gpu(library: Any, index: int) -> Hardware:
     handle = library.nvmlDeviceGetHandleByIndex(index)
-    name = library.nvmlDeviceGetName(handle)
-    text = name.decode() if isinstance(name, bytes) else str(name)
-    return Hardware("GPU", text, 1, int(library.nvmlDeviceGetMemoryInfo(handle).total), index)
+    name = _text(library.nvmlDeviceGetName(handle))
+    return Hardware("GPU", name, 1, int(library.nvmlDeviceGetMemoryInfo(handle).total), index)
 
 
 def memory_of(pid: int) -> int | None:

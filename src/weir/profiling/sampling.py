@@ -23,6 +23,7 @@ from weir.messages import Batch, Events
 from weir.metrics import GAUGE, MetricReport
 from weir.profiling import Items, ProfilingSettings
 from weir.workers.executor import Executor, Reserve, discard
+from weir.workers.timer import resolve
 
 FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own
 
@@ -130,9 +131,8 @@ class Measuring:
         self.places.pop(worker, None)
         self._lost[worker] = reason
         for batch_id in [batch_id for batch_id, flight in self._flights.items() if flight.worker == worker]:
-            done = self._flights.pop(batch_id).done
-            if not done.done():
-                done.set_exception(ModelError(f"worker {worker} was lost while it was measured: {reason}"))
+            lost = ModelError(f"worker {worker} was lost while it was measured: {reason}")
+            resolve(self._flights.pop(batch_id).done, lost)
 
     def worker_leaves(self, worker: int) -> None:
         """Do nothing: the batch that is measured there is finished."""
@@ -150,12 +150,11 @@ class Measuring:
         flight = self._flights.get(events.batch_id)
         if flight is None:
             return
-        if error is not None and not flight.done.done():
-            flight.done.set_exception(error)
+        if error is not None:
+            resolve(flight.done, error)
         if events.final:
             del self._flights[events.batch_id]
-            if not flight.done.done():
-                flight.done.set_result(Finished(flight.dispatched, now))
+            resolve(flight.done, Finished(flight.dispatched, now))
 
     # What a listener asks whose executor is measured.
 

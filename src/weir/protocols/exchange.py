@@ -113,20 +113,24 @@ class StreamPart(NamedTuple):
     last: bool
 
 
-class Inference(Protocol):
-    """How a model's requests from outside are answered."""
+class Inference:
+    """How a model's requests from outside are answered. By default none is one entry of a queue, and the tensors are those that the model declares."""
 
     def queues_items(self, service: "ModelHandle") -> bool:
         """Return whether a body of one item becomes one queue entry. If so, a channel may make the entry with `item_entry` and submit it itself."""
+        return False
 
     def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return whether an InferenceRequest becomes one queue entry. If so, a channel may make it with `entries_of` and submit it itself."""
+        return False
 
     def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the input tensors that the model's metadata lists. A request may have others too."""
+        return inputs_of(service.facts)
 
     def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the output tensors that the model's metadata lists."""
+        return outputs_of(service.facts)
 
     def begin(self, exchange: "Exchange", request: InferenceRequest, ended: "Ended[InferenceResponse]") -> "Stop":
         """Begin to compute the response to a request of tensors. `ended` is called once with it, or with the error that ends the request.
@@ -134,12 +138,14 @@ class Inference(Protocol):
         Returns what cancels the request; see Stop. The request's parameter `timeout` can only shorten the timeout of the exchange. Raises Unsupported if the
         model streams its responses, and the WeirError that refuses the request; `ended` is not called then.
         """
+        raise NotImplementedError
 
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Cancelling the task that awaits this cancels the items.
 
         Raises the WeirError that ends the whole request. The error of one item of a list is its result.
         """
+        raise NotImplementedError
 
 
 def inference_of(service: "ModelHandle") -> Inference:
@@ -148,7 +154,7 @@ def inference_of(service: "ModelHandle") -> Inference:
     return MODEL_INFERENCE if own is None else own
 
 
-class ModelInference:
+class ModelInference(Inference):
     """Inference by a plain model: items and tensors enter its queue as they were read."""
 
     def queues_items(self, service: "ModelHandle") -> bool:
@@ -158,14 +164,6 @@ class ModelInference:
     def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return whether an InferenceRequest becomes one queue entry: always, unless the model measures its items."""
         return service.facts.takes_tensors or not service.facts.needs_measure
-
-    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
-        """Return the model's inputs."""
-        return inputs_of(service.facts)
-
-    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
-        """Return the model's outputs."""
-        return outputs_of(service.facts)
 
     def begin(self, exchange: "Exchange", request: InferenceRequest, ended: "Ended[InferenceResponse]") -> "Stop":
         """See Inference."""

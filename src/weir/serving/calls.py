@@ -16,6 +16,7 @@ from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Un
 from weir.messages import NO_ANSWER, Dispatch, Form, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 from weir.workers.executor import discard, is_block
+from weir.workers.timer import end_tasks
 
 
 class InProcessRequest:
@@ -565,9 +566,8 @@ class _Feed:
 
     async def stop(self) -> None:
         """Read no more, and cancel what is under way."""
-        self._task.cancel()
         try:
-            await asyncio.wait([self._task])  # the iterable may take long to end, and the caller may be cancelled here
+            await end_tasks(self._task)  # the iterable may take long to end, and the caller may be cancelled here
         finally:
             self._window.withdraw()
 

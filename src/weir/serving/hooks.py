@@ -18,6 +18,7 @@ from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.wire.values import DECODE, decode
 from weir.workers.executor import discard, is_block
 from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
+from weir.workers.timer import end_tasks
 
 logger = logging.getLogger("weir")
 
@@ -223,9 +224,7 @@ class HookedBatches:
 
     async def stop(self) -> None:
         """Cancel the running hooks, and forget all batches."""
-        for batch in self._batches.values():
-            batch.task.cancel()
-        await asyncio.gather(*[batch.task for batch in self._batches.values()], return_exceptions=True)
+        await end_tasks(*[batch.task for batch in self._batches.values()])
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()

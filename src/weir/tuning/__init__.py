@@ -17,6 +17,7 @@ from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
+from weir.workers.timer import resolve
 
 if TYPE_CHECKING:
     from weir.policy.cost.objective import LatencySLO, Prices
@@ -192,18 +193,5 @@ class SolvingProcess:
         self._end(events.outputs[0])
 
     def _end(self, end: Any) -> None:
-        if self._answer is not None and not self._answer.done():
-            if isinstance(end, WeirError):
-                self._answer.set_exception(end)
-                self._answer.exception()  # marks it as read: there may be no caller any more
-            else:
-                self._answer.set_result(end)
-
-
-async def end_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel the tasks that are not done, and wait until they are."""
-    running = [task for task in tasks if task is not None and not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
+        if self._answer is not None:
+            resolve(self._answer, end)

@@ -7,7 +7,6 @@ the tables that were solved for all of them together take the place of the banks
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.arrivals import Rate
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.tuning import DeviceRequest, SolvingProcess
-from weir.workers.timer import in_background, sleep
+from weir.workers.timer import end_tasks, in_background, sleep
 from weir.workers.turns import DeviceGroup, Member
 
 logger = logging.getLogger("weir")
@@ -128,9 +127,7 @@ class DeviceTuner:
         """See Follower."""
         self._followed = [each for each in self._followed if each.user is not user]
         if not self._followed and self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await end_tasks(self._task)
             await self._process.close()
 
     async def _follow(self) -> None:

@@ -25,11 +25,11 @@ from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.uneven import UnevenBank, WorkerKind
 from weir.telemetry.recorder import SilentObserver
-from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
+from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest
 from weir.tuning.learning import ProfileMaker, StartMeasurement
 from weir.workers.executor import Executor, Reserve
 from weir.workers.settings import WorkerSettings
-from weir.workers.timer import in_background
+from weir.workers.timer import end_tasks, in_background
 
 logger = logging.getLogger("weir")
 

@@ -30,10 +30,10 @@ from weir.policy.scaling import (
 )
 from weir.simulation.scaling import CapacityRequest
 from weir.telemetry.recorder import SilentObserver
-from weir.tuning import SolvingProcess, end_tasks
+from weir.tuning import SolvingProcess
 from weir.tuning.learning import learned_profile
 from weir.workers.settings import WorkerSettings
-from weir.workers.timer import in_background
+from weir.workers.timer import end_tasks, in_background
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner

@@ -23,7 +23,7 @@ from weir.workers.executor import WAITS, Capabilities, ExecutorBase, HeldTurn, L
 from weir.workers.run.runner import RunnableModel, Runner, load_shared
 from weir.workers.run.steps import copies, load_error, model_error
 from weir.workers.settings import WorkerSettings, for_worker
-from weir.workers.timer import TimeLimit
+from weir.workers.timer import TimeLimit, resolve
 
 logger = logging.getLogger("weir")
 
@@ -242,7 +242,7 @@ class WorkerThread:
         self._turn = HeldTurn(turns, index)
         self._granted = threading.Event()
         self._loaded: asyncio.Future[None] = self._loop.create_future()
-        self._start_limit = TimeLimit(self._loop, settings.start_timeout, lambda: _settle(self._loaded, TimeoutError()))
+        self._start_limit = TimeLimit(self._loop, settings.start_timeout, lambda: resolve(self._loaded, TimeoutError()))
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name=f"weir-{name}-{index}", daemon=True)
         self._given_up: set[int] = set()  # batches without a caller, because the worker counts as lost
@@ -370,15 +370,15 @@ class WorkerThread:
                     self._take_turn(wanted=wanted)
         except BaseException as error:
             self._report(self._turn.end)
-            self._report(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
+            self._report(resolve, self._loaded, not_loaded(error, self._name, self.state.index))
         else:
             self._report(self._measured, self._runner.measured())
-            self._report(_settle, self._loaded, None)
+            self._report(resolve, self._loaded, None)
             while (batch := self._batches.get()) is not None:
                 self._run(batch)
                 del batch  # large payloads do not stay while the worker is idle
             unload(self._runner, self._name, self.state.index)
-        self._report(_settle, self._ended, None)
+        self._report(resolve, self._ended, None)
 
     def _take_turn(self, *, wanted: bool) -> None:
         self._granted.clear()
@@ -415,15 +415,6 @@ class WorkerThread:
     def _report(self, callback: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
-
-
-def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
 
 
 STOP_GRACE = 5.0

@@ -51,7 +51,7 @@ from weir.workers.local import refuse_settings
 from weir.workers.process.channel import RECEIVE_BYTES, Channel
 from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
-from weir.workers.timer import TimeLimit, in_background
+from weir.workers.timer import TimeLimit, end_tasks, in_background, resolve
 
 logger = logging.getLogger("weir")
 
@@ -268,8 +268,7 @@ class WorkerSocket:
         accepting, self._accepting = self._accepting, None
         if accepting is None:
             return
-        accepting.cancel()
-        await asyncio.wait([accepting])
+        await end_tasks(accepting)
         self._socket.close()
         if self.address.path and self._inode == _inode(self.address.path):
             os.unlink(self.address.path)
@@ -419,8 +418,8 @@ class ExternalExecutor(ExecutorBase):
         for worker in [*self._greeting, *self._ready()]:
             worker.leave("the server stopped")
             worker.state = "stopped"
-        if self._enough is not None and not self._enough.done():
-            self._enough.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
+        if self._enough is not None:
+            resolve(self._enough, ModelNotReady(f"{self._name}: stopped before it was ready"))
 
     def states(self) -> Sequence[RemoteWorker]:
         """Return the worker that has, or last had, each index. One that took the index of another counts as its restart."""
@@ -441,8 +440,8 @@ class ExternalExecutor(ExecutorBase):
         logger.info("worker %d of %r attached", free, self._name)
         if self._announcing:
             self._listener.worker_ready(free, 1)
-        elif self._enough is not None and not self._enough.done() and len(self._ready()) >= self.settings.first_workers:
-            self._enough.set_result(None)
+        elif self._enough is not None and len(self._ready()) >= self.settings.first_workers:
+            resolve(self._enough, None)
 
     def answered(self, worker: RemoteWorker, events: Events) -> None:
         """Pass the events of a worker's batch on."""

@@ -1,5 +1,5 @@
-"""What the event loop does later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), and tasks
-in the background.
+"""What the event loop does later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), tasks
+in the background, and the end of tasks and futures.
 """
 
 import asyncio
@@ -146,6 +146,29 @@ async def sleep(clock: Callable[[], float], seconds: float) -> None:
         await over.wait()
     finally:
         limit.close()
+
+
+async def end_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
+    """Cancel the tasks that are not done, and wait until they are. What they raise is dropped."""
+    given = [task for task in tasks if task is not None]
+    running = [task for task in given if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in given:
+        _ = task.cancelled() or task.exception()  # which marks it as read
+
+
+def resolve(future: "asyncio.Future[Any]", outcome: Any) -> None:
+    """Give `future`, unless it is done, its result, or the error that `outcome` is. Nobody need wait for it any more."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+        future.exception()  # which marks it as read
+    else:
+        future.set_result(outcome)
 
 
 def in_background(

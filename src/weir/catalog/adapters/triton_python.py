@@ -9,7 +9,8 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,9 +77,7 @@ class TritonPython(Model):
         returned = self._model.execute(requests)
         if not hasattr(returned, "__await__"):
             return returned
-        ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._event_loop().begin(returned, lambda *end: ends.put(end))
-        result, error = ends.get()
+        result, error = self._event_loop().begin(returned).result()
         if error is not None:
             raise error
         return result
@@ -201,7 +200,7 @@ class TritonDecoupled(TritonPython):
     def _begin(self, requests: list[PbRequest], calls: list[_Call]) -> None:
         """Call `execute`. If it raises, all requests that it got have failed."""
 
-        def ended(_: Any, error: BaseException | None) -> None:
+        def ended(error: BaseException | None) -> None:
             if error is not None:
                 for call in calls:
                     call.sent.put(error)
@@ -209,10 +208,10 @@ class TritonDecoupled(TritonPython):
         try:
             returned = self._model.execute(requests)
         except BaseException as error:
-            ended(None, error)
+            ended(error)
         else:
             if hasattr(returned, "__await__"):
-                self._event_loop().begin(returned, ended)
+                self._event_loop().begin(returned).add_done_callback(lambda done: ended(done.result()[1]))
 
 
 class _EventLoop:
@@ -226,18 +225,16 @@ class _EventLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="weir-loop", daemon=True)
         self._thread.start()
 
-    def begin(self, awaitable: Awaitable[Any], ended: Callable[[Any, BaseException | None], None]) -> None:
-        """Have `awaitable` run. At its end, `ended` gets its result and None, or None and what it raised."""
+    def begin(self, awaitable: Awaitable[Any]) -> "Future[tuple[Any, BaseException | None]]":
+        """Have `awaitable` run. The future has its result and None, or None and what it raised."""
 
-        async def run() -> None:
+        async def run() -> tuple[Any, BaseException | None]:
             try:
-                result = await awaitable
+                return await awaitable, None
             except BaseException as error:  # SystemExit too, which would end this thread only
-                ended(None, error)
-            else:
-                ended(result, None)
+                return None, error
 
-        self._run(run(), self._loop)
+        return self._run(run(), self._loop)
 
     def close(self) -> None:
         """End the thread."""

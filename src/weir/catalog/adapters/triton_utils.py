@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -428,38 +429,19 @@ class PbModelConfig:
         self._config[kind].append(table)
 
 
+def _log(message: str, level: str = "INFO") -> None:
+    levels = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+    logging.getLogger("triton").log(levels[level], "%s", message)
+
+
 class PbLogger:
-    """Writes to the server's log."""
+    """Writes to the server's log: `log` a line of a level, the others one of theirs. VERBOSE is shown with --log-level debug."""
 
     VERBOSE, INFO, WARNING, ERROR = "VERBOSE", "INFO", "WARNING", "ERROR"
-    _LEVELS: Mapping[str, int] = MappingProxyType(
-        {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+    log = staticmethod(_log)
+    log_info, log_verbose, log_warn, log_error = (
+        staticmethod(partial(_log, level=level)) for level in ("INFO", "VERBOSE", "WARNING", "ERROR")
     )
-
-    @classmethod
-    def log(cls, message: str, level: str = "INFO") -> None:
-        """Write a line of this level."""
-        logging.getLogger("triton").log(cls._LEVELS[level], "%s", message)
-
-    @classmethod
-    def log_info(cls, message: str) -> None:
-        """Write a line."""
-        cls.log(message)
-
-    @classmethod
-    def log_verbose(cls, message: str) -> None:
-        """Write a line that is shown with --log-level debug."""
-        cls.log(message, cls.VERBOSE)
-
-    @classmethod
-    def log_warn(cls, message: str) -> None:
-        """Write a warning."""
-        cls.log(message, cls.WARNING)
-
-    @classmethod
-    def log_error(cls, message: str) -> None:
-        """Write an error."""
-        cls.log(message, cls.ERROR)
 
 
 class PbMetricFamily:

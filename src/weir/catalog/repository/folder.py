@@ -28,7 +28,7 @@ from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
-from weir.workers.timer import in_background
+from weir.workers.timer import end_tasks, in_background
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
@@ -683,6 +683,4 @@ async def watching(watchers: Sequence[Watcher | TargetWatcher]) -> AsyncIterator
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)

@@ -19,7 +19,7 @@ from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
 from weir.protocols.entries import ItemHead, check_outputs, empty_body, integer_of, schedule_of, select_outputs
-from weir.protocols.exchange import Ended, ItemsResponse, Stop, begin_task
+from weir.protocols.exchange import Ended, Inference, ItemsResponse, Stop, begin_task
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed, sparse_vector
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
@@ -266,8 +266,8 @@ class EncodedItems(NamedTuple):
 _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes longer than about a millisecond
 
 
-class TextInference:
-    """Inference with `encoder`; see protocols/exchange.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
+class TextInference(Inference):
+    """Inference with `encoder`, where a text becomes a token sequence first; see protocols/exchange.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
     those that the same pass makes."""
 
     def __init__(
@@ -278,14 +278,6 @@ class TextInference:
         self._outputs = outputs(
             encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, further=encoder.facts.outputs[1:]
         )
-
-    def queues_items(self, service: "ModelHandle") -> bool:
-        """Return False: a text becomes a token sequence first."""
-        return False
-
-    def queues_tensors(self, service: "ModelHandle") -> bool:
-        """Return False: a request is never one entry of the queue."""
-        return False
 
     def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the tensors of a request. Token ids are accepted too, as INT32 or INT64."""

@@ -31,6 +31,7 @@ from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
 from weir.workers.executor import Turns
 from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.timer import resolve
 
 Popen = subprocess.Popen[bytes]
 Done = Callable[[Popen | OSError], None]
@@ -233,8 +234,8 @@ class Template:
             self._popen.kill()
             when_gone(self._popen, self.closed, self._loop)
             self._popen, self._killed = None, True
-        elif not self._killed and self._starting is None and not self.closed.done():
-            self.closed.set_result(None)
+        elif not self._killed and self._starting is None:
+            resolve(self.closed, None)
         requests, self._requests = self._requests, deque()
         for request in requests:
             request.done(None)
@@ -246,12 +247,7 @@ class Template:
             self._popen = result
         if self._socket is None:  # closed meanwhile
             self.close()
-        if starting.done():  # cancelled
-            return
-        if isinstance(result, OSError):
-            starting.set_exception(result)
-        else:
-            starting.set_result(None)
+        resolve(starting, result if isinstance(result, OSError) else None)
 
     def _request(self, request: TemplateRequest) -> None:
         if self._socket is None:
@@ -312,8 +308,7 @@ def when_gone(
 
     def finish() -> None:
         limit.cancel()
-        if not done.done():
-            done.set_result(None)
+        resolve(done, None)
 
     limit = loop.call_later(grace, stays)
     loop.add_reader(pidfd, gone)

@@ -18,6 +18,7 @@ from weir.workers.process.launch import Launch, Template, Templates
 from weir.workers.process.supervision import Child, ChildListener, SupervisedWorker, WorkerChild
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
+from weir.workers.timer import end_tasks, resolve
 
 logger = logging.getLogger("weir")
 
@@ -195,9 +196,7 @@ class ProcessPool:
         No process is left when this returns or is cancelled, except one that is still running after it was killed: a warning names it.
         """
         try:
-            if self._bulk_starts is not None:
-                self._bulk_starts.cancel()
-                await asyncio.wait([self._bulk_starts])
+            await end_tasks(self._bulk_starts)
             workers = list(self._workers.values())
             for worker in workers:
                 worker.stop(self._stop_grace)
@@ -207,8 +206,7 @@ class ProcessPool:
             awaited = list(self._awaited.values())
             await self._end()
             for ready in awaited:
-                if not ready.done():
-                    ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
+                resolve(ready, ModelNotReady(f"{self._name}: stopped before it was ready"))
 
     def states(self) -> Sequence[SupervisedWorker]:
         """Return the workers, which are their own states."""
@@ -231,8 +229,8 @@ class ProcessPool:
     def worker_started(self, worker: SupervisedWorker) -> None:
         """Note that `worker` is ready for the first time."""
         ready = self._awaited.pop(worker, None)
-        if ready is not None and not ready.done():
-            ready.set_result(None)
+        if ready is not None:
+            resolve(ready, None)
 
     def worker_failed(self, worker: SupervisedWorker, error: WeirError) -> None:
         """Note that `worker` did not become ready, at the start or again and again."""
@@ -240,8 +238,8 @@ class ProcessPool:
         if ready is None:
             if all(other.keeps_failing for other in self._workers.values() if not other.bulk):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
-        elif not ready.done():
-            ready.set_exception(error)
+        else:
+            resolve(ready, error)
 
     def unreachable(self, reason: str) -> None:
         """Note that no worker can be started now."""

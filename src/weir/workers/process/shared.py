@@ -38,7 +38,7 @@ from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import folder_that_has, pack_source
-from weir.workers.timer import in_background
+from weir.workers.timer import end_tasks, in_background
 
 SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
 LEAVE_WITHIN = 30.0  # seconds: for so long a worker that is removed may finish a batch of another model than the one that it is removed for
@@ -296,9 +296,7 @@ class SharedPool:
             self.added = 0
             self._at.clear()
             self._moved.set()
-            if self._start_task is not None:
-                self._start_task.cancel()
-                await asyncio.wait([self._start_task])
+            await end_tasks(self._start_task)
             if self._shrinking is not None:
                 await asyncio.wait([self._shrinking])
             if current is not None:

@@ -44,7 +44,7 @@ from weir.workers.executor import READY, WAITS, HeldTurn, Listener
 from weir.workers.process.channel import Channel
 from weir.workers.process.entry import cpu_times, hurry
 from weir.workers.process.launch import KILL_GRACE, Launch, Process
-from weir.workers.timer import TimeLimit
+from weir.workers.timer import TimeLimit, resolve
 
 # Seconds after the end of its channel until a process that still runs is killed: it is of no use, but one that is just ending needs a moment.
 END_GRACE = 1.0
@@ -653,8 +653,7 @@ class SupervisedWorker:
         self._batches.clear()
         if self.state == "stopped":
             self._close_timers()
-            if not self.stopped.done():
-                self.stopped.set_result(None)
+            resolve(self.stopped, None)
 
     def _close_timers(self) -> None:
         self._start_limit.close()

@@ -42,6 +42,7 @@ from weir.workers.process.pool import ProcessPool
 from weir.workers.process.supervision import ChannelWithResults, ChildListener
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import parse_target
+from weir.workers.timer import end_tasks
 
 logger = logging.getLogger("weir")
 
@@ -87,9 +88,7 @@ class RayLink:
         self._users -= 1
         if self._users == 0:
             self._all.pop((self._loop, self.address, self._runtime_env), None)
-            if self._connecting is not None:
-                self._connecting.cancel()
-                await asyncio.wait([self._connecting])
+            await end_tasks(self._connecting)
             await self._close()
 
     async def connect(self) -> None:
