@@ -1,15 +1,16 @@
 """EmbeddingClient on a real server of encoders without a model."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, vector_of
 from tests.text_server.served_texts import Served, served
@@ -25,43 +26,32 @@ EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 LONG = "one two three four five six seven"
 
 
-class Running:
-    """A server in a thread. `encoder` is its model, `stuck` one that answers when `gate` is opened."""
+class Running(NamedTuple):
+    """A server in a thread. `encoder` is its model, `stuck` one that answers when its gate is opened."""
 
-    def __init__(self, **http: Any) -> None:
-        self._http = http
-        self.encoder, self.stuck = HashingEncoder(), HashingEncoder("stuck")
-        self.started = threading.Event()
-        self.server: Served
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    async def _run(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        self.stuck.gate = self.gate = asyncio.Event()
-        self.stuck.entered = self.entered = asyncio.Event()
-        async with served(self.encoder, self.stuck, **self._http) as self.server:
-            self.started.set()
-            await self._end.wait()
+    server: Served
+    encoder: HashingEncoder
+    stuck: Any
+    portal: BlockingPortal
 
     def wait_for(self, event: asyncio.Event) -> None:
-        asyncio.run_coroutine_threadsafe(event.wait(), self._loop).result()
+        self.portal.call(event.wait)
 
-    def call(self, function: Callable[[], object]) -> None:
-        self._loop.call_soon_threadsafe(function)
 
-    def __enter__(self) -> "Running":
-        self._thread.start()
-        self.started.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.call(self._end.set)
-        self._thread.join()
+@contextmanager
+def serving(**http: Any) -> Iterator[Running]:
+    encoder, stuck = HashingEncoder(), HashingEncoder("stuck")
+    stuck.gate, stuck.entered = asyncio.Event(), asyncio.Event()
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(served(encoder, stuck, **http)) as server,
+    ):
+        yield Running(server, encoder, stuck, portal)
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with Running() as started:
+    with serving() as started:
         yield started
 
 
@@ -183,7 +173,7 @@ def test_what_http_has_not_is_refused(client: EmbeddingClient) -> None:
 def test_closing_ends_what_is_under_way(running: Running) -> None:
     client = EmbeddingClient(running.server.url, model="stuck", ignore_all_checks=True)
     future = client._transport.start(EncodeCall(TEXTS, "stuck"), 20.0)
-    running.wait_for(running.entered)
+    running.wait_for(running.stuck.entered)
     client.close()
     client.close()
     with pytest.raises((errors.Cancelled, CancelledError)):
@@ -201,7 +191,7 @@ def test_the_server_reports_its_state_and_ends_on_request(running: Running, clie
 
 def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "weir.sock"
-    with Running(uds=str(path)):
+    with serving(uds=str(path)):
         for url in (f"unix:{path}", f"unix://{path}"):
             with EmbeddingClient(url) as client:
                 np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
@@ -268,15 +258,15 @@ def test_many_threads_share_a_client(client: EmbeddingClient) -> None:
 
 def test_a_concurrent_client_has_so_many_places(running: Running) -> None:
     with ConcurrentEmbeddingClient(running.server.url, max_concurrency=1, ignore_all_checks=True) as client:
-        running.entered.clear()
+        running.stuck.entered.clear()
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(client.encode, TEXTS, model="stuck", timeout=20.0)
-            running.wait_for(running.entered)
+            running.wait_for(running.stuck.entered)
             with pytest.raises(errors.Overloaded, match="max_concurrency=1"):
                 client.encode(TEXTS)
-            running.call(running.gate.set)
+            running.portal.call(running.stuck.gate.set)
             np.testing.assert_array_equal(waiting.result(), EXPECTED)
-        running.call(running.gate.clear)
+        running.portal.call(running.stuck.gate.clear)
         np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
         with pytest.raises(errors.Unsupported, match="blocking=False"):
             client.encode(TEXTS, blocking=False)

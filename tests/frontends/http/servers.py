@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 import uvloop
+from anyio.from_thread import start_blocking_portal
 from tests.served import TEST_FRONTS, until
 
 from weir.catalog.registry import Registry
@@ -89,15 +89,12 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @asynccontextmanager
-async def asgi_server(
-    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
-) -> AsyncIterator[tuple[str, int]]:
-    """Serve with uvicorn alone."""
+async def uvicorn_server(app: Any, *, lifespan: Any = "off", ws: Any = "none") -> AsyncIterator[tuple[str, int]]:
+    """Serve an application with uvicorn."""
     listener = socket.create_server(("127.0.0.1", 0))
     # asyncio sets it for sockets that it has made itself.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    app = make_app(KserveContext(registry, settings), metrics=metrics)
-    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
+    config = uvicorn.Config(app, lifespan=lifespan, log_config=None, timeout_graceful_shutdown=5, ws=ws)
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
@@ -106,7 +103,17 @@ async def asgi_server(
         yield listener.getsockname()
     finally:
         await _ended(server)
+        await server.lifespan.shutdown()
         listener.close()
+
+
+@asynccontextmanager
+async def asgi_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve with uvicorn alone."""
+    async with uvicorn_server(make_app(KserveContext(registry, settings), metrics=metrics)) as address:
+        yield address
 
 
 async def _ended(server: uvicorn.Server) -> None:
@@ -177,39 +184,27 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 
 
+@asynccontextmanager
+async def _serving(
+    kind: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[Running]:
+    try:
+        await registry.start()
+        async with SERVERS[kind](registry, settings, metrics) as address:
+            yield Running(registry, address, asyncio.get_running_loop())
+    finally:
+        await registry.stop(0.0)
+
+
 @contextmanager
 def running(
     kind: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
 ) -> Iterator[Running]:
     """Serve `registry` through `kind` while the block runs."""
-    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := LOOPS.get(kind, asyncio.new_event_loop)()))
-    stop = asyncio.Event()
-    ready = threading.Event()
-
-    async def serve() -> None:
-        try:
-            await registry.start()
-            async with SERVERS[kind](registry, settings, metrics) as address:
-                started.set_result(Running(registry, address, loop))
-                ready.set()
-                await stop.wait()
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-        finally:
-            ready.set()
-            await registry.stop(0.0)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-    thread.start()
-    ready.wait(60)
-    try:
-        server = started.result()
-        with server.client:
-            yield server
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+    options = {"loop_factory": LOOPS.get(kind, asyncio.new_event_loop)}
+    with (
+        start_blocking_portal(backend_options=options) as portal,
+        portal.wrap_async_context_manager(_serving(kind, registry, settings, metrics)) as server,
+        server.client,
+    ):
+        yield server

@@ -1,14 +1,13 @@
 """A page in a real browser, and a server that shows it what a test says."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import uvicorn
+from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
+from tests.frontends.http.servers import uvicorn_server
 
 from weir.frontends.http.asgi import HttpEndpoint, routes_of
 
@@ -121,23 +120,6 @@ def shown(endpoints: Sequence[HttpEndpoint]) -> AbstractContextManager[str]:
 @contextmanager
 def hosted(app: Any, ws: Any = "none") -> Iterator[str]:
     """Serve the ASGI application on a free port in a thread of its own, while the block runs; give the address. `ws` is uvicorn's."""
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", ws=ws)
-    server = uvicorn.Server(config)
-    started = threading.Event()
-
-    async def serve() -> None:
-        config.load()
-        server.lifespan = config.lifespan_class(config)
-        await server.startup()
-        started.set()
-        await server.main_loop()
-        await server.shutdown()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    assert started.wait(60)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(60)
+    serving = uvicorn_server(app, lifespan="on", ws=ws)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving) as (host, port):
+        yield f"http://{host}:{port}"
