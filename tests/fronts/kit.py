@@ -48,6 +48,20 @@ def workers_of(served: Served) -> list[psutil.Process]:
 
 LOST = (ConnectionError, ssl.SSLEOFError)  # with TLS, a front that is killed does not say that it closes
 TLS = ssl.create_default_context(cafile=FILES["tls_certfile"])
+ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
+MOST_GROWTH = 8 << 20  # bytes by which a process may be larger after a soak
+
+
+def figures(process: psutil.Process) -> tuple[int, int]:
+    """Return how many descriptors a process has, and its own memory in bytes."""
+    return process.num_fds(), process.memory_full_info().uss
+
+
+def admitted(served: Served, path: str = "/infer/square", method: str = "POST") -> bool:
+    """Return whether a new connection gets its response."""
+    with suppress(*LOST), Caller(served.url) as caller:
+        return caller.call(path, b"2" if method == "POST" else b"", method)[0] == 200
+    return False
 
 
 class Caller:

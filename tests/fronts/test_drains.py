@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import LOST, Caller, fronts_of, metric
+from tests.fronts.kit import LOST, MOST_GROWTH, Caller, figures, fronts_of, metric
 from tests.served import Served, still_running, until
 
 from weir.client import NEVER, Client, ConnectionLost, GrpcClient, Unreachable, WebSocketClient
@@ -24,7 +24,6 @@ from weir.errors import Cancelled, CapacityError
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 PATIENCE = 250  # seconds that a drain may take
 IDLE = 50  # connections that ask nothing
-MOST_GROWTH = 8 << 20  # bytes by which a process may be larger after reloads
 
 # Notes what it computes, before it answers.
 MODEL = """
@@ -217,11 +216,8 @@ def reload_for(folder: Path, seconds: float, first: int) -> None:
         served.until_grpc().until_ready()
         processes = [psutil.Process(served.process.pid), *fronts_of(served)]
 
-        def figures() -> list[tuple[int, int]]:
-            return [(each.num_fds(), each.memory_full_info().uss) for each in processes]
-
         with Load(served) as load, Caller(served.url) as control:
-            end, before, version = time.monotonic() + seconds, figures(), 0
+            end, before, version = time.monotonic() + seconds, list(map(figures, processes)), 0
             while version <= first or time.monotonic() < end:
                 load.until_more(20)
                 version += 1
@@ -231,11 +227,11 @@ def reload_for(folder: Path, seconds: float, first: int) -> None:
                     assert control.call(f"/v2/repository/models/{model}/load")[0] == 200
                 load.least = version
                 if version == first:
-                    before = figures()
+                    before = list(map(figures, processes))
             load.until_more(20)
             # Calls are under way, and workers that were replaced may still be ending.
-            until(lambda: all(now[0] <= then[0] + 4 for now, then in zip(figures(), before, strict=True)))
-            after = figures()
+            until(lambda: all(now.num_fds() <= then[0] + 4 for now, then in zip(processes, before, strict=True)))
+            after = list(map(figures, processes))
         print(f"{sum(map(len, load.answered.values()))} answered, {version} reloads; before {before}, after {after}")
         assert not (load.wrong or load.closed or load.refused), (load.wrong, load.closed, load.refused)
         for (_, memory), (_, memory_then) in zip(before, after, strict=True):

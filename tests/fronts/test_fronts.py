@@ -20,6 +20,7 @@ from tests.fronts.kit import (
     Caller,
     Gate,
     Increase,
+    admitted,
     binary,
     calling,
     connections_of,
@@ -278,11 +279,6 @@ def test_connections_are_limited_wherever_they_are() -> None:
             each.socket.close()
         until(lambda: admitted(served))
         assert other in fronts_of(served)
-
-
-def admitted(served: Served, path: str = "/infer/square", method: str = "POST") -> bool:
-    with Caller(served.url) as caller:
-        return caller.call(path, b"2" if method == "POST" else b"", method)[0] == 200
 
 
 def test_auto_is_as_many_fronts_as_cpus_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.frontends.http.sockets import FILES, until
-from tests.fronts.kit import MODELS, Caller, Callers, binary, calling, fronts_of, workers_of
+from tests.frontends.http.sockets import until
+from tests.fronts.kit import ENCRYPTED, MODELS, Caller, Callers, binary, calling, fronts_of, workers_of
 from tests.fronts.models import Large, Rows, letters
 from tests.fronts.test_remote import submit
 from tests.served import Served
@@ -198,7 +198,7 @@ async def test_a_front_that_cannot_map_an_arena_gets_copies(monkeypatch: pytest.
 
 @pytest.fixture(scope="module", params=["plain", "TLS"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    more = [] if request.param == "plain" else ["--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"]]  # fmt: skip
+    more = () if request.param == "plain" else ENCRYPTED
     with Served(f"{MODELS}:Large", f"{MODELS}:Rows", "--fronts", 2, "--workers", 2, *more) as running:
         yield running.until_ready()
 

@@ -7,26 +7,11 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, workers_of
+from tests.fronts.kit import ENCRYPTED, MOST_GROWTH, SQUARE, Caller, Callers, admitted, figures, fronts_of, workers_of
 from tests.served import Served, until
 
-ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
 CONNECTIONS = int(os.environ.get("SOAK_CONNECTIONS", "100000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
-MOST_GROWTH = 8 << 20  # bytes by which the dispatcher may be larger at the end
-
-
-def admitted(served: Served) -> bool:
-    """Return whether a new connection gets its answer."""
-    with suppress(*LOST), Caller(served.url) as caller:
-        return caller.call("/infer/square", b"2")[0] == 200
-    return False
-
-
-def figures(dispatcher: psutil.Process) -> tuple[int, int]:
-    """Return how many descriptors it has, and its own memory in bytes."""
-    return dispatcher.num_fds(), dispatcher.memory_full_info().uss
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
 from tests.fronts.kit import (
+    ENCRYPTED,
     MODELS,
     SQUARE,
     TLS,
@@ -30,7 +31,6 @@ from tests.served import Served, until
 
 from weir.client import GrpcClient, HttpClient, WebSocketClient
 
-ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
 ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
 LONG = json.dumps({"inputs": [{"name": "a", "shape": [1, 20_000], "datatype": "FP32", "data": [1.5] * 20_000}]}).encode()  # fmt: skip
 
