@@ -1,14 +1,13 @@
 """A service with a fake executor and a clock that stands still, for the tests of this part."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from tests.serving.models import Square as Square
 
-from weir import Model, Service, WeirError
-from weir.messages import Dispatch, Request, Timing
+from weir import Model, Service
 from weir.testing import Answer, FakeClock, FakeExecutor, FakeRequest, RecordingObserver
 
 
@@ -55,37 +54,6 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  (see above)
             await asyncio.sleep(0.001)
-
-
-class Watch(RecordingObserver):
-    """An observer that a test can wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._heard = asyncio.Event()
-
-    def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        super().dispatched(model, dispatch)
-        self._heard.set()
-
-    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        super().answered(model, requests, error, now)
-        self._heard.set()
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        super().computed(model, dispatch, timing, now)
-        self._heard.set()
-
-    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        super().worker_changed(model, worker, state, reason)
-        self._heard.set()
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Return once `condition` holds, which is looked at whenever something was heard."""
-        async with asyncio.timeout(60):
-            while not condition():
-                self._heard.clear()
-                await self._heard.wait()
 
 
 def request(rig_service: Service, payload: Any, **options: Any) -> FakeRequest:

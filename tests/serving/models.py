@@ -14,11 +14,6 @@ class Square(Model):
         return [x * x for x in batch]
 
 
-class Echo(Model):
-    def predict(self, batch: list[Any]) -> list[Any]:
-        return batch
-
-
 class Dangerous(Model):
     """Raises at "poison", ends its process at "killer", refuses "odd", and else says which process it is in."""
 

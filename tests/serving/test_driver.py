@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import Rig, Square, Watch, request, serving, squares, turns
+from tests.serving.kit import Rig, Square, request, serving, squares, turns
 from tests.serving.models import Total
 
 from weir import (
@@ -549,7 +549,7 @@ class Counted(Model):
 
 @subcases("executor", ["process", "thread"])
 async def test_real_workers_join_and_leave(executor: str) -> None:
-    watch = Watch()
+    watch = RecordingObserver()
     async with Service(Counted, executor=executor, observers=[watch], max_batch_size=1) as service:
         await service.add_worker()
         assert await service.infer_many([0] * 20, timeout=30) != []

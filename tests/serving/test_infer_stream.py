@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serving.kit import Square, Watch, squares
+from tests.serving.kit import Square, squares, until
 from tests.streaming_models import Count, Dying, Prefixes, Raising, Script, Ticking
 
 import weir
 from weir.serving.calls import BURST
+from weir.testing import RecordingObserver
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 EXECUTORS = ["process", "thread", "inline"]
@@ -23,7 +24,7 @@ async def taken(stream: AsyncIterator[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 async def test_streams_of_several_callers_share_batches(executor: str) -> None:
-    watch = Watch()
+    watch = RecordingObserver()
     async with weir.Service(Count, executor=executor, observers=[watch]) as service:
         answers = await asyncio.gather(*(taken(service.infer_stream(count)) for count in (3, 1, 4)))
         assert answers == [[1, 2, 3], [1], [1, 2, 3, 4]]
@@ -33,13 +34,13 @@ async def test_streams_of_several_callers_share_batches(executor: str) -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 async def test_an_answer_is_there_before_the_next_is_computed(executor: str, tmp_path: Path) -> None:
-    ledger, watch = tmp_path / "ledger", Watch()
+    ledger, watch = tmp_path / "ledger", RecordingObserver()
     params = {"ledger": str(ledger)}
     async with weir.Service(Ticking, executor=executor, params=params, observers=[watch]) as service:
         stream = service.infer_stream("go")
         assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
         await stream.aclose()
-        await watch.until(lambda: watch.timings)  # one who leaves ends his part
+        await until(lambda: watch.timings)  # one who leaves ends his part
         assert ledger.read_text() == "closed"
 
 
@@ -104,12 +105,12 @@ async def test_a_slow_reader_holds_back_nobody(executor: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 async def test_the_deadline_ends_a_stream_and_its_work(executor: str, tmp_path: Path) -> None:
-    ledger, watch = tmp_path / "ledger", Watch()
+    ledger, watch = tmp_path / "ledger", RecordingObserver()
     params = {"ledger": str(ledger)}
     async with weir.Service(Ticking, executor=executor, params=params, observers=[watch]) as service:
         with pytest.raises(weir.DeadlineExceeded, match=r"no response within the timeout of 0\.1 s"):
             await taken(service.infer_stream("go", timeout=0.1))
-        await watch.until(lambda: watch.timings)
+        await until(lambda: watch.timings)
         assert ledger.read_text() == "closed"
 
 
@@ -176,7 +177,7 @@ async def test_a_request_without_a_part_that_kills_its_worker_is_found_out() -> 
 
 
 async def test_tensors_stream_too_and_are_not_divided() -> None:
-    watch = Watch()
+    watch = RecordingObserver()
     settings: dict[str, Any] = {"max_batch_size": 4, "pipeline_depth": 2, "observers": [watch]}
     async with weir.Service(Prefixes, **settings, policy="full:4", max_queue_delay=10.0) as service:
         items = ([[1, 2], [3, 4], [5, 6]], [[7, 8]])  # of different shapes, in one batch

@@ -14,9 +14,10 @@ from typing import Any
 import numpy
 import pytest
 import uvloop
-from tests.serving.kit import Watch, squares
-from tests.serving.models import Broken, Dangerous, Echo, Paced, Square, Total
+from tests.serving.kit import squares, until
+from tests.serving.models import Broken, Dangerous, Paced, Square, Total
 from tests.streaming_models import Fire
+from tests.workers.models import Echo
 
 import weir
 from weir import Conflict, DeadlineExceeded, Model, Overloaded, Service, SettingsError, Tensor, WorkerLost
@@ -25,6 +26,7 @@ from weir.errors import WeirError
 from weir.messages import KSERVE, LENT, Dispatch, Form, Kind
 from weir.model import PAD, RAGGED
 from weir.policy import scaling
+from weir.testing import RecordingObserver
 from weir.wire.inference import ArenaArrays
 from weir.wire.kserve_json import BodyPeek
 from weir.wire.tensors import shape_key
@@ -86,7 +88,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(("workers", "depth", "most"), [(1, 1, 6), (2, 2, 6), pytest.param(3, 2, 1000, marks=SOAK)])
 async def test_killing_workers_under_load_leaves_no_request_unanswered(workers: int, depth: int, most: int) -> None:
     """And no place of the shared memory taken, in which arrays travel."""
-    heard = Watch()
+    heard = RecordingObserver()
     kills, answered = 0, 0
     settings: dict[str, Any] = {"workers": workers, "pipeline_depth": depth, "max_batch_size": 16}
     async with weir.Service(Echo, observers=[heard], **settings) as service:
@@ -107,7 +109,7 @@ async def test_killing_workers_under_load_leaves_no_request_unanswered(workers: 
             while kills < most:
                 # What a dead worker had runs again, and must not meet a second kill.
                 enough = answered + 500
-                await heard.until(partial(recovered, enough))
+                await until(partial(recovered, enough))
                 os.kill(pids(service)[kills % workers], signal.SIGKILL)
                 kills += 1
 
@@ -115,7 +117,7 @@ async def test_killing_workers_under_load_leaves_no_request_unanswered(workers: 
         state = service.state()
         assert (state["waiting"], state["in_flight"]) == (0, 0)
         # The last one may have had no batch, so that no caller waited until its end was noticed.
-        await heard.until(lambda: [state for _, state, _ in heard.worker_changes].count("lost") == most)
+        await until(lambda: [state for _, state, _ in heard.worker_changes].count("lost") == most)
         gauges = service.executor.gauges()
         assert (gauges["arena_free_bytes"], gauges["results_held_bytes"]) == (gauges["arena_bytes"], 0)
     assert heard.ends == answered
@@ -170,7 +172,7 @@ async def test_no_request_is_lost_when_workers_come_and_go(executor: str, monkey
     monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
     monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
     monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
-    watch = Watch()
+    watch = RecordingObserver()
     service = Service(
         Slow, executor=executor, workers="0..3", max_batch_size=2, scale_to_zero_after=0.5, target_load=0.5,
         observers=[watch], max_queue_delay=0.0,
@@ -179,7 +181,7 @@ async def test_no_request_is_lost_when_workers_come_and_go(executor: str, monkey
         load = Load(service)
         await load.until(lambda: service.ready_workers == service.explain_policy()["scaling"]["wanted"] == 3, width=24)
         await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
-        await watch.until(lambda: service.ready_workers == 0)
+        await until(lambda: service.ready_workers == 0)
         assert service.ready
         assert service.explain_policy()["scaling"]["reason"] == "idle"
         assert await service.infer(41) == 42, "the first request waits for the start"
@@ -223,12 +225,12 @@ async def reader(service: Service, chance: random.Random, counts: Counter[str]) 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_stream_has_its_end(seed: int) -> None:
-    watch, counts, chance = Watch(), Counter[str](), random.Random(seed)
+    watch, counts, chance = RecordingObserver(), Counter[str](), random.Random(seed)
     async with Service(Fire, workers=2, stream_buffer=2, observers=[watch]) as service:
         async with asyncio.timeout(200):
             readers = [reader(service, random.Random(chance.random()), counts) for _ in range(STREAMS)]
             await asyncio.gather(*readers)
-            await watch.until(lambda: service.state()["in_flight"] == 0)
+            await until(lambda: service.state()["in_flight"] == 0)
         gauges: dict[str, Any] = service.executor.gauges()
         assert gauges["results_held_bytes"] == 0
         assert gauges["arena_free_bytes"] == gauges["arena_bytes"]
@@ -265,12 +267,12 @@ async def test_the_fastest_idle_worker_serves_under_any_rule() -> None:
 
 @pytest.mark.parametrize("kind", ["small", "large"])
 async def test_a_worker_that_is_killed_comes_back_as_its_own_kind(kind: str) -> None:
-    heard = Watch()
+    heard = RecordingObserver()
     async with Service(Paced, **TWO, observers=[heard]) as service:
         before = of_kind(service, kind)["pid"]
         os.kill(before, signal.SIGKILL)
-        await heard.until(lambda: of_kind(service, kind)["pid"] not in (before, None))
-        await heard.until(lambda: of_kind(service, kind)["state"] == "ready")
+        await until(lambda: of_kind(service, kind)["pid"] not in (before, None))
+        await until(lambda: of_kind(service, kind)["state"] == "ready")
         for _ in range(2):
             assert set(await asyncio.gather(*map(service.infer, range(2)))) == {"small", "large"}
 
