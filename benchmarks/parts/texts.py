@@ -46,7 +46,7 @@ from weir.text_models.packing import written_numbers
 from weir.text_models.texts import TokenRule
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import HttpTexts, HttpWork
+from weir.text_server.http import HttpExchange, HttpWork
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import embeddings
 from weir.text_server.texts import Encoded, TextFacts, TextQuery, TextTask
@@ -435,10 +435,9 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
             service, TokenizerThreads(tokenizer), TextShape(384, checkpoint.max_length), name=MODEL, facts=TextFacts(tasks=(TextTask.EMBED,))
         )  # fmt: skip
         context = EmbeddingContext({MODEL: encoder}, HttpSettings(), 1024, TextCounts())
-        endpoint = HttpTexts(embeddings, context)
 
         def read(number: int) -> HttpWork:
-            return embeddings.work(endpoint.exchange(), [], bodies[number])
+            return embeddings.work(HttpExchange(context, embeddings.name, errors=embeddings.errors), [], bodies[number])
 
         work = read(0)
         asking = Clients(encoder, texts)

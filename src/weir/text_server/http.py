@@ -226,12 +226,6 @@ class HttpExchange(TextExchange):
 
     errors: ErrorForm = field(kw_only=True)
 
-    def refusal(self, error: BaseException) -> HttpResponse:
-        """Return the response for `error`, and count it."""
-        response = self.errors.response(error, development=self.context.http.development)
-        self.refused(response.status)
-        return response
-
 
 class TextHead(RequestOptions):
     """The options in the head of a request. `client` is the header X-Client-Id. `timeout` is 0 for the server's setting.
@@ -270,13 +264,12 @@ class HttpTexts:
         self.endpoint = endpoint
         self.context = context
 
-    def exchange(self) -> HttpExchange:
-        """Return a new request."""
-        return HttpExchange(self.context, self.endpoint.name, errors=self.endpoint.errors)
-
-    def refusal(self, error: BaseException) -> HttpResponse:
-        """Return the response for an `error` of a request of which nothing has been read, and count it."""
-        return self.exchange().refusal(error)
+    def refusal(self, error: BaseException, exchange: HttpExchange | None = None) -> HttpResponse:
+        """Return the response for an `error`, and count it; None is the exchange of a request of which nothing has been read."""
+        errors, model = (self.endpoint.errors, "") if exchange is None else (exchange.errors, exchange.model)
+        response = errors.response(error, development=self.context.http.development)
+        self.context.counts.refused(model, self.endpoint.name, response.status)
+        return response
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
         """Return the response to `call`, also for an error; None if it has been sent already or the caller has left."""
@@ -298,7 +291,7 @@ class TextCall(ChannelCall):
 
     def __init__(self, texts: HttpTexts, account: Account, headers: Headers, payload: bytes, peer: str | None) -> None:
         super().__init__(account, len(payload))
-        self.exchange = texts.exchange()
+        self.exchange = HttpExchange(texts.context, texts.endpoint.name, errors=texts.endpoint.errors)
         self.texts = texts
         self.headers = headers
         self.payload = payload
@@ -334,7 +327,7 @@ class TextCall(ChannelCall):
 
     def fail(self, error: Exception) -> None:
         """See ChannelCall."""
-        self.send(self.exchange.refusal(error))
+        self.send(self.texts.refusal(error, self.exchange))
 
     def report(self, error: Exception) -> None:
         """Log `error` unless it is one that callers are to expect."""

@@ -243,7 +243,7 @@ def translated(
     found += options.pop(MODEL_DIRECTORY, None) or []
     today: dict[str, list[str]] = {}
     for name, values in options.items():
-        source = variables[name][0] if name in variables else _typed(name)
+        source = variables[name][0] if name in variables else spellings(name)[0]
         meant = _meant(name, values, source)
         if name in _FLAGS or name in variables:
             _check_as_given(source, meant)
@@ -287,10 +287,6 @@ def spellings(name: str) -> list[str]:
         own = name.removeprefix(ONE_DASH)
         return [f"-{own}"] if own != name else [f"-{name}", f"--{name}"]
     return ["-" + name if len(name) == 1 else "--" + name.replace("_", "-")]
-
-
-def _typed(name: str) -> str:
-    return spellings(name)[0]
 
 
 def _check_as_given(source: str, meant: Sequence[tuple[str, Any]]) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def test_what_was_used_least_recently_goes_with_its_lock(graphs: Path) -> None:
     assert prune(graphs, 3 * SIZE) == []
     assert prune(graphs, 2 * SIZE + 1) == [graphs / "a"]
     assert left(graphs) == ["b", "b.lock", "c", "c.lock"]
-    with hold(graphs / "b") or pytest.fail("gone"):
+    with closing(hold(graphs / "b") or pytest.fail("gone")):
         pass  # its use is over, but it was used last
     assert prune(graphs, SIZE) == [graphs / "c"]
     assert prune(graphs, 0) == [graphs / "b"]
@@ -131,7 +132,7 @@ def test_what_is_in_use_stays_whoever_uses_it(graphs: Path) -> None:
         [sys.executable, "-c", program, str(graphs / "a")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        with hold(graphs / "b") or pytest.fail("gone"):
+        with closing(hold(graphs / "b") or pytest.fail("gone")):
             assert prune(graphs, 0) == [graphs / "c"]
         assert prune(graphs, 0) == [graphs / "b"]
         other.kill()  # who dies uses nothing

@@ -197,7 +197,8 @@ class PoolingLayers:
         if pooling is Pooling.HIERARCHICAL:
             return self._hierarchical(weights)
         if pooling is Pooling.WEIGHTED_MEAN:
-            return self._mean(self._assembly.add("Mul", weights, self._places(weights)))
+            numbers = self._assembly.add("CumSum", weights, 1)  # 1, 2, 3 ... for the tokens that count
+            return self._mean(self._assembly.add("Mul", weights, numbers))
         return self._mean(weights, root=pooling is Pooling.MEAN_SQRT)
 
     def counted(self) -> str:
@@ -291,10 +292,6 @@ class PoolingLayers:
 
     def _column(self, weights: str) -> str:
         return self._assembly.add("Unsqueeze", weights, [-1])
-
-    def _places(self, weights: str) -> str:
-        """Return 1, 2, 3 ... for the tokens that count, [batch, length]."""
-        return self._assembly.add("CumSum", weights, 1)
 
 
 def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Graph:
