@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 from tests.rings import subcases
+from tests.workers.models import Square
 
-from weir import Model, Ray, Service
+from weir import Ray, Service
 from weir.errors import SettingsError
 from weir.policy.scaling import RANGE_RULE
 from weir.workers.settings import WorkerSettings, parse_address
@@ -76,10 +77,6 @@ def test_the_settings_that_weir_ray_stands_for() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_error_says_what_to_install() -> None:
-    class Square(Model):
-        def predict(self, batch: list[int]) -> list[int]:
-            return [item * item for item in batch]
-
     with pytest.raises(SettingsError) as caught:
         Service(Square, executor=Ray(workers=2))
     assert (
