@@ -420,7 +420,7 @@ class TritonPythonModel:
     go_on = tmp_path / "go_on"
     path = write(tmp_path, "held", code, INTS + DECOUPLED + "max_batch_size: 8", GO_ON=repr(str(go_on)))
     described = ModelToServe("", "held", {}, [], {}, version="1", folder=path.parent)
-    model: Any = load_triton_model(described, path)()
+    model: Any = load_triton_model(described)()
     model.load()
 
     def sent(length: int) -> Any:

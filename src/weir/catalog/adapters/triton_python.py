@@ -256,13 +256,13 @@ class TritonPythonPlatform:
 
     def load(self, model: ModelToServe) -> type[Model]:
         """Return the class that runs the TritonPythonModel in the file that the target names. Raises SettingsError; see Platform."""
-        assert model.folder is not None, "a model of a repository has a folder: this is a bug"
-        return load_triton_model(model, file_within(model.folder, model.target or PYTHON_FILE, model.label))
+        return load_triton_model(model)
 
 
-def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
-    """Return the class that runs the TritonPythonModel in the file `path` of a repository. Raises SettingsError."""
+def load_triton_model(model: ModelToServe) -> type[Model]:
+    """Return the class that runs the TritonPythonModel in the file that the target names. Raises SettingsError."""
     assert model.folder is not None, "a model of a repository has a folder: this is a bug"
+    path = file_within(model.folder, model.target or PYTHON_FILE, model.label)
     source = f"{model.label}/{path.name}"
     config = _completed(model, path, _config_of(model.folder.parent / _FILE, model.name, in_snakes(model.config or {})))
     if _ENVIRONMENT in config.get("parameters", {}):

@@ -18,7 +18,6 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from weir.errors import SettingsError, printable, printable_lines
@@ -399,22 +398,13 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
     refusal = prepare(template, options["cpus"])
     given = iter(descriptors)
     end = next(given)
-    request_fd = next(given) if options["request_bytes"] else -1
-    result_fd = next(given) if options["result_bytes"] else -1
-    run = partial(
-        run_worker,
-        end,
-        request_fd,
-        options["request_bytes"],
-        result_fd,
-        options["result_bytes"],
-        refusal=refusal,
-        shared=model,
-    )
+    request_bytes, result_bytes = options["request_bytes"], options["result_bytes"]
+    request_fd = next(given) if request_bytes else -1
+    result_fd = next(given) if result_bytes else -1
     if model is None and "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all models would draw the same numbers
     try:
-        code = run()
+        code = run_worker(end, request_fd, request_bytes, result_fd, result_bytes, refusal=refusal, shared=model)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
