@@ -79,7 +79,8 @@ class AioCall(IncomingCall):
         """End the call: the caller has left, or the deadline has passed."""
         self._leave()
 
-    async def _put(self, body: bytes) -> None:
+    async def put(self, body: bytes) -> None:
+        """See IncomingCall."""
         if self.over:
             raise Left
         try:
@@ -87,7 +88,8 @@ class AioCall(IncomingCall):
         except Exception:  # of several types, some of them private; the call is over in any case
             raise Left from None
 
-    async def _next(self) -> bytes | None:
+    async def following(self) -> bytes | None:
+        """See IncomingCall."""
         message = await self._context.read()
         return message if isinstance(message, bytes) else None  # grpc.aio.EOF
 

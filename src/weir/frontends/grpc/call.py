@@ -202,12 +202,13 @@ class IncomingCall:
         """
         try:
             async with asyncio.timeout(self.patience):
-                await self._put(body)
+                await self.put(body)
         except TimeoutError:
             self.cancel()
             raise Left from None
 
-    async def _put(self, body: bytes) -> None:
+    async def put(self, body: bytes) -> None:
+        """Send a message, however long that takes. Raises Left."""
         if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
             raise Left
 
@@ -216,12 +217,13 @@ class IncomingCall:
 
         The call is charged for it, until the call ends or `release`. Raises what `charge` raises.
         """
-        body = None if self.over else await self._next()
+        body = None if self.over else await self.following()
         if body is not None:
             self.charge(len(body), refusing=refusing)
         return body
 
-    def _next(self) -> Awaitable[bytes | None]:
+    def following(self) -> Awaitable[bytes | None]:
+        """Return the next message, without a charge; None if the client sends no more."""
         return self._done((cygrpc.ReceiveMessageOperation(0),), _message)
 
     def await_message(self, heard: Callable[["IncomingCall", bytes | None], None]) -> None:
