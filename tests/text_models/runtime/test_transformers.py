@@ -71,7 +71,7 @@ def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any]
         _opened(directory, kind, Pooling.CLASSIFICATION, tmp_path).run(inputs)[0] for kind in ("onnx", "torch")
     )
     assert np.abs(found - expected).max() < 1e-4
-    assert np.ptp(found, axis=0).max() > 0.05  # texts differ
+    assert np.ptp(found, axis=0).max() > 1e-2  # texts differ, by a hundred times what may be off
 
 
 @pytest.mark.parametrize("family", ["modernbert", "nomic-bert", "gte", "qwen3", "gemma3", "deberta-v3"])
