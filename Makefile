@@ -41,9 +41,9 @@ PARTS ?=
 CORE := tests/policy tests/batching
 CHECKED ?=
 ONLY_HERE := $(if $(CHECKED),$(CORE:%=--ignore=%) --deselect tests/test_architecture.py::test_imports_go_one_way)
-# A process runs neighbours, which may share a server, and takes half of what another has left when it is done. One process more than
-# processors: tests wait, for what they have started or stopped, for a seventh of their time.
-JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+# A process runs neighbours, which may share a server, and takes half of what another has left when it is done. Two processes more than
+# processors: tests wait for what they have started or stopped; with one more, a fourth of two processors' time was idle.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 2 : 8)))
 SPREAD = -n $(JOBS) --dist worksteal
 # Modules are compiled when they are first imported, and that is kept, also where the environment says not to: tests and benchmarks start hundreds
 # of Pythons. pip would compile every module of every package, most of which nobody imports, for longer than it installs ("no" asks it not to).

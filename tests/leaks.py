@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -23,11 +23,9 @@ def processes() -> set[int]:
 def descriptors() -> dict[str, str]:
     found = {}
     for link in Path("/proc/self/fd").iterdir():
-        try:
+        with suppress(FileNotFoundError):  # the one that listed the directory
             found[link.name] = os.readlink(link)
-        except FileNotFoundError:  # the one that listed the directory
-            continue
-    return found
+    return {fd: target for fd, target in found.items() if "/mpl-data/" not in target}  # matplotlib keeps fonts open
 
 
 def shared_memory() -> list[str]:

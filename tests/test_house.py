@@ -80,7 +80,7 @@ def test_our_own_house_has_no_knots() -> None:
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 287
 SOURCE_LINES = 66_166
-TEST_LINES = 68_176
+TEST_LINES = 68_175
 
 
 def test_our_own_house_keeps_its_size() -> None:

@@ -78,7 +78,7 @@ FAULTS = {
     "failure-never-forgotten": Fault("weir.catalog.manager:ModelStates.forget", value=gives()),
     "failed-read-remembered": Fault("weir.catalog.manager:FirstReads._outcome", skips("pop")),
     "priority-lost-in-a-chain": Fault("weir.catalog.chains:ItemWalk._call", mistakes("asked.priority", "0")),
-    "other-paths-go-on": Fault("weir.catalog.chains:ItemWalk._branch", skips("task.cancel")),
+    "other-paths-go-on": Fault("weir.catalog.chains:ItemWalk._branch", skips("end_tasks", "asyncio.sleep(0)")),
     "ten-before-two": Fault("weir.catalog.repository.folder:versions_in", mistakes("version_order", "str")),
     "loaded-while-written": Fault(
         "weir.catalog.repository.folder:Settling.settled", takes("present == signature", "True")

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from importlib import import_module
-from pathlib import Path
 
 if _NAME := os.environ.get("FAULT"):
+    from importlib import import_module
+    from pathlib import Path
+
     _ROOT = str(Path(__file__).parents[2])
     sys.path.insert(0, _ROOT)
     _planting, _known = import_module("tests.faults.planting"), import_module("tests.faults.known")

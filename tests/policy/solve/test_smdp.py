@@ -108,7 +108,7 @@ def test_tables_cost_what_those_of_the_papers_model_cost(profile: Profile, cv: f
 
 
 @pytest.mark.parametrize("profile", spread([FLAT, LINEAR, STEPPED, UNEVEN]))
-@pytest.mark.parametrize(("cv", "load"), spread([(0.6, 0.95), (3.0, 0.97), (3.0, 0.3), (1.0, 0.9)], 2))
+@pytest.mark.parametrize(("cv", "load"), spread([(0.6, 0.97), (3.0, 0.97), (3.0, 0.3), (1.0, 0.9)], 2))
 def test_however_varied_it_is_solved_and_no_worse_than_greedy(profile: Profile, cv: float, load: float) -> None:
     measured = varied(profile, cv)
     rate = load * measured.max_rate
