@@ -183,7 +183,7 @@ def _draw(path: Path, measured: Measurements) -> None:
 ALONE = Rounds(
     "alone",
     "One request at a time, and a few",
-    "One worker process, JSON, batches of up to 64; mosec waits up to 5 ms for a batch, or has batches of 1 and does not wait. wrk with one thread runs on the same cores.\n\n"
+    "One worker process, JSON, batches of up to 64; mosec waits up to 5 ms for a batch, or not at all with batches of 1.\n\n"
     "![Requests per second and median latency over connections](pictures/alone.png)",
     start=_start,
     one=_one,

@@ -84,10 +84,7 @@ def _square(server: Server, connections: int, seconds: float) -> dict[str, float
         server.pause()
 
 
-SETTINGS = (
-    "LitServe and BentoML run without access logs and otherwise with their defaults. BentoML takes a list of one number per request and computes in the process"
-    " that listens."
-)
+SETTINGS = "LitServe and BentoML run with their defaults, without access logs; BentoML takes a list of one number and computes in the process that listens."
 
 
 def _conclude_square(result: Result, measured: Measurements) -> None:
