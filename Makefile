@@ -42,7 +42,7 @@ CORE := tests/policy tests/batching
 CHECKED ?=
 ONLY_HERE := $(if $(CHECKED),$(CORE:%=--ignore=%) --deselect tests/test_architecture.py::test_imports_go_one_way)
 # A process runs neighbours, which may share a server, and takes half of what another has left when it is done. Two processes more than
-# processors: tests wait for what they have started or stopped; with one more, a fourth of two processors' time was idle.
+# processors: tests wait for what they have started or stopped, and two processors had nothing idle then.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 2 : 8)))
 SPREAD = -n $(JOBS) --dist worksteal
 # Modules are compiled when they are first imported, and that is kept, also where the environment says not to: tests and benchmarks start hundreds

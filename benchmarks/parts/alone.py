@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.counting.sitecustomize import SIGNAL
 from benchmarks.harness.result import Result, Table, short
 from benchmarks.harness.rounds import (
     LATENCIES,
@@ -40,7 +41,7 @@ TENSORS = (WEIR_KSERVE, kserve.TRITON, kserve.MLSERVER)
 CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
 PICTURE = ROOT / "docs" / "pictures" / "alone.png"
 REQUESTS = 1000  # that are counted
-SIGNAL = signal.SIGRTMIN + 3  # see counting/sitecustomize.py
+TIMED = 20 * REQUESTS  # whose CPU time is taken: clocks tick every 10 ms
 COUNTING = Path(__file__).parents[1] / "counting"
 
 
@@ -81,16 +82,16 @@ def _conclude(result: Result, measured: Measurements) -> None:
     _draw(measured.run.picture(PICTURE), measured)
 
 
-class Part(NamedTuple):
+class Used(NamedTuple):
     """What a process has used: CPU seconds, and how often it has waited."""
 
     seconds: float
     switches: int
 
 
-def _used(process: psutil.Process) -> Part:
+def _used(process: psutil.Process) -> Used:
     used = process.cpu_times()
-    return Part(used.user + used.system, process.num_ctx_switches().voluntary)
+    return Used(used.user + used.system, process.num_ctx_switches().voluntary)
 
 
 def _costs() -> Iterator[list[str]]:
@@ -100,12 +101,12 @@ def _costs() -> Iterator[list[str]]:
         server, worker = stack.enter_context(_counted(counted))
         parts = {"server": server.front, "worker": worker}
         before = {name: _used(process) for name, process in parts.items()}
-        _send(server, 20 * REQUESTS)
+        _send(server, TIMED)
         after = {name: _used(process) for name, process in parts.items()}
         calls = _python_calls(server, parts, counted)
         for name, process in parts.items():
-            seconds = (after[name].seconds - before[name].seconds) / REQUESTS / 20
-            switches = (after[name].switches - before[name].switches) / REQUESTS / 20
+            seconds = (after[name].seconds - before[name].seconds) / TIMED
+            switches = (after[name].switches - before[name].switches) / TIMED
             yield [name, short(calls[name]), _system_calls(server, process), short(switches), short(1e6 * seconds)]
 
 
