@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.checkpoint.families import read_architecture, read_family
+from weir.text_models.checkpoint.configuration import read_architecture, read_family
 from weir.text_models.checkpoint.reading import read_layout
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import read_document

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.text_models import tiny_tokens
 
-from weir.text_models.checkpoint.families import HEADS, POOLER, names_of, read_architecture, weight_names
+from weir.text_models.checkpoint.configuration import read_architecture
+from weir.text_models.checkpoint.families import HEADS, POOLER, names_of, weight_names
 from weir.text_models.checkpoint.weights import weight_shapes
 from weir.text_models.formats import JsonDocument
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
-from weir.text_models.checkpoint.families import MODEL2VEC, read_architecture
+from weir.text_models.checkpoint.configuration import read_architecture
+from weir.text_models.checkpoint.families import MODEL2VEC
 from weir.text_models.checkpoint.weights import StoredNames
 from weir.text_models.formats import DTYPES, ENDING, MODEL, JsonDocument, Malformed, NotComputed, fields, read_document
 

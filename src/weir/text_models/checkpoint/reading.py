@@ -15,7 +15,8 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.text_models import DEFAULT_COMPUTING, ComputingSettings, Pooling
-from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture, read_architecture, read_family
+from weir.text_models.checkpoint.configuration import read_architecture, read_family
+from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture
 from weir.text_models.checkpoint.heads import (
     Dense,
     ModelHeads,
