@@ -1,0 +1,137 @@
+"""Images at URLs. A server fetches only from hosts that its settings name, and only from public addresses.
+
+The address that is checked is the one that is connected to, so a name that later means another address gains nothing. Every
+redirect is checked as the first URL is.
+"""
+
+import asyncio
+import socket
+import ssl
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+from weir.client.http_connection import ResponseReader, reason_of, tls_context
+from weir.errors import InvalidRequest
+from weir.images import ImageLimits, check_bytes
+
+SCHEMES = ("http://", "https://")
+TIMEOUT = 10.0  # seconds for an image, redirects included
+_PORTS = {"http": 80, "https": 443}
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REQUESTS = 4  # for an image: three redirects
+_AT_ONCE = 16  # images that are fetched at the same time
+_PIECE = 1 << 16
+_HEAD_BYTES = 1 << 16  # the most of the head of a response
+_SAFE = "%/:=&?~+!$,;'@()*[]"  # is not escaped in the path and the query of a URL
+# Networks of addresses that stand for others: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380).
+_TRANSLATED = tuple(map(IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+
+
+class _Target(NamedTuple):
+    """What a URL points to. `authority` is HOST:PORT, and `path` has the query, too."""
+
+    scheme: str
+    host: str
+    port: int
+    authority: str
+    path: str
+
+
+class Fetcher:
+    """Fetches images for the callers of a server from the hosts in `limits.allow_url`. `tls` is as for HttpClient."""
+
+    def __init__(self, limits: ImageLimits, timeout: float = TIMEOUT, tls: bool | ssl.SSLContext = True) -> None:
+        self._limits = limits
+        self._allowed = frozenset(host.lower() for host in limits.allow_url)
+        self._timeout = timeout
+        self._tls = tls_context(tls)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the image at `url`.
+
+        Raises InvalidRequest for a host or an address that is not allowed, and if no file within the limits comes back in time.
+        """
+        try:
+            async with self._turns, asyncio.timeout(self._timeout):
+                return await self._followed(url)
+        except TimeoutError:
+            rule = f"no response within {self._timeout:g} s"
+        except InvalidRequest as error:
+            rule = error.message
+        except OSError as error:
+            rule = f"no response ({reason_of(error)})"
+        raise InvalidRequest(f"{url!r:.200}: {rule}")
+
+    async def _followed(self, url: str) -> bytes:
+        for _ in range(_MOST_REQUESTS):
+            response = await self._get(self._target(url))
+            if response.status not in _REDIRECTS:
+                break
+            url = urljoin(url, response.headers.get("location", ""))
+        if response.status != 200:
+            raise InvalidRequest(f"the server responded with status {response.status}")
+        return response.take()
+
+    def _target(self, url: str) -> _Target:
+        """Return what `url` points to. Raises InvalidRequest if that is not allowed."""
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").encode("idna").decode()
+            port = parts.port or _PORTS.get(parts.scheme, 0)
+        except ValueError as error:
+            raise InvalidRequest(f"is no URL: {error}") from None
+        if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
+            raise InvalidRequest("must be http://HOST/PATH or https://HOST/PATH, without a user")
+
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        names = {authority}
+        if port == _PORTS[parts.scheme]:
+            labels = host.split(".")
+            names |= {"*", host, *(f"*.{'.'.join(labels[level:])}" for level in range(1, len(labels)))}
+        if names.isdisjoint(self._allowed):
+            raise InvalidRequest(f"{authority} is not allowed on this server (allow_url)")
+        path = quote(f"{parts.path or '/'}?{parts.query}".removesuffix("?"), safe=_SAFE)
+        return _Target(parts.scheme, host, port, authority, path)
+
+    async def _get(self, target: _Target) -> ResponseReader:
+        """Return the response; of a redirect, only its head. Raises OSError, and InvalidRequest for a body beyond the limits."""
+        tls, name = (self._tls, target.host) if target.scheme == "https" else (None, None)
+        address = await self._address(target)
+        reader, writer = await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name)
+        try:
+            writer.write(
+                f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\nconnection: close\r\n\r\n".encode()
+            )
+            response, received = ResponseReader(), 0
+            while not response.is_complete and response.status not in _REDIRECTS:
+                piece = await reader.read(_PIECE)
+                received += len(piece)
+                check_bytes(received - _HEAD_BYTES, self._limits)
+                response.feed(piece)
+            return response
+        finally:
+            writer.transport.abort()
+
+    async def _address(self, target: _Target) -> str:
+        """Return a public address of the host, or the host itself if it is an address that is allowed by itself. Raises OSError, and InvalidRequest
+        if it has no such address."""
+        found = await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = [str(address[0]) for *_, address in found]
+        if target.host in addresses and not self._allowed.isdisjoint((target.host, target.authority)):
+            return target.host
+        public = [address for address in addresses if is_public(ip_address(address))]
+        if not public:
+            raise InvalidRequest(f"{target.host} has no public address")
+        return public[0]
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address is one of the public internet, and does not stand for another."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if any(address in network for network in _TRANSLATED):
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
