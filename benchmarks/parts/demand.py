@@ -124,7 +124,9 @@ def killing(server: psutil.Process, every: float) -> Iterator[list[int]]:
 
     def kill() -> None:
         while not over.wait(every):
-            templates = [each for each in server.children() if "weir.workers.process.entry" in each.cmdline()]
+            templates = [
+                each for each in server.children() if {"weir.workers.process.entry", "models"} <= set(each.cmdline())
+            ]
             workers = {each.pid: each for template in templates for each in template.children()}
             if workers:
                 pid = chance.choice(sorted(workers))

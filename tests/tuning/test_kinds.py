@@ -139,16 +139,20 @@ async def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothi
     """At the low rate requests come two by two: a policy that uses every idle worker gives one of each two to the slow one."""
     async with weir.Service(
         Paced, policy="auto:seconds=1", workers=2, worker_kinds=["small", "large"], max_batch_size=1,
-        max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.2"}, {"KIND": "large", "SECONDS": "0.04"}],
+        max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.4"}, {"KIND": "large", "SECONDS": "0.04"}],
     ) as service:  # fmt: skip
         profiles = service.explain_policy()["kinds"]["profiles"]
-        assert profiles["small"]["service_time_ms"][0] > 2.0 * profiles["large"]["service_time_ms"][0]
+        small, large = (profiles[kind]["service_time_ms"][0] for kind in ("small", "large"))
+        assert small > 2.0 * large
         await until_solved_for_kinds(service)
-        for _ in range(12):  # the rate is learned
-            await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
+
+        async def pairs(count: int) -> None:
+            for _ in range(count):
+                await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(6e-3 * large))
+
+        await pairs(12)  # the rate is learned
         before = rows_by_kind(service)
-        for _ in range(8):
-            await asyncio.gather(service.infer(0), service.infer(0), asyncio.sleep(0.25))
+        await pairs(8)
         after = rows_by_kind(service)
         assert after["small"] - before["small"] <= 2  # of 16: where the machine held a batch of the large one up
         assert service.explain_policy()["kinds"]["left_idle"]["kind"] == "small"
