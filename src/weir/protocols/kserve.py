@@ -19,7 +19,7 @@ from contextlib import aclosing
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from weir.catalog.manager import Manager
     from weir.serving.handle import ModelHandle, Models
     from weir.wire.kserve_json import BodyPeek
+
+T = TypeVar("T")
 
 FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?(?!\.\.?$)[A-Za-z0-9._-]{1,255}")
@@ -340,7 +342,7 @@ class KserveContext:
         return Memory(self.regions, lambda: self.control.require_http(peer, headers))
 
 
-_MAX_REPLIES = 64  # headers of responses that a Layout remembers
+_MAX_REPLIES = 64  # kinds of outputs whose responses a Layout remembers
 
 HEADER_LENGTH = b"inference-header-content-length"
 
@@ -693,6 +695,28 @@ class _ArenaPlace(NamedTuple):
     offset: int
 
 
+class Replies(Generic[T]):
+    """A bounded memory of how the responses to similar requests are written. What is written depends only on names, shapes and dtypes of a model's outputs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[T, list[str]]] = {}
+
+    def find(self, output: Arrays) -> tuple[T, list[numpy.ndarray[Any, Any]]] | None:
+        """Return what is remembered for an `output` like this, and the arrays whose bytes belong into it, in order; None if nothing is."""
+        known = self._known.get(_described(output))
+        return None if known is None else (known[0], [output[name] for name in known[1]])
+
+    def remember(self, output: Arrays, response: InferenceResponse, write: Callable[[], T]) -> None:
+        """Remember what `write` returns for outputs like `output`, of which `response` was made, if the arrays are written as they are."""
+        numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
+        if numbers and len(self._known) < _MAX_REPLIES:
+            self._known[_described(output)] = write(), [value.name for value in response.outputs]
+
+
+def _described(output: Arrays) -> tuple[Any, ...]:
+    return tuple([(name, array.shape, array.dtype) for name, array in output.items()])
+
+
 class Layout:
     """The parsed form of a `header` (JSON) that precedes binary tensors. Clients that send tensors of one shape repeat the same header.
 
@@ -707,8 +731,7 @@ class Layout:
         self.wants_regions = wants_regions(request)
         self.form = form
         self._places = places
-        # By names, shapes and dtypes of earlier outputs: headers of the reply, its JSON, and the names of the arrays that follow the JSON.
-        self._replies: dict[tuple[Any, ...], tuple[Headers, bytes | memoryview, list[str]]] = {}
+        self._replies: Replies[tuple[Headers, bytes | memoryview]] = Replies()  # headers, and the JSON before arrays
 
     def arrays(self, body: memoryview) -> Arrays:
         """Return the arrays in a `body` that has this header and the same length, as read-only views."""
@@ -717,22 +740,16 @@ class Layout:
 
     def reply(self, output: Arrays) -> KserveReply | None:
         """Return the reply with the arrays of `output`, if the headers for such arrays are remembered; else None."""
-        known = self._replies.get(_described(output))
+        known = self._replies.find(output)
         if known is None:
             return None
-        headers, json, names = known
-        return KserveReply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
+        (headers, json), arrays = known
+        return KserveReply(headers, [json, *map(contiguous_bytes, arrays)])
 
     def remember(self, output: Arrays, response: InferenceResponse, reply: KserveReply) -> None:
         """Remember the headers and the JSON of `reply` if they depend only on names, shapes and dtypes. `response` was made of `output`, and `reply` of it."""
-        numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
-        if numbers and len(reply.parts) == 1 + len(response.outputs) and len(self._replies) < _MAX_REPLIES:
-            names = [value.name for value in response.outputs]
-            self._replies[_described(output)] = reply.headers, reply.parts[0], names
-
-
-def _described(output: Arrays) -> tuple[Any, ...]:
-    return tuple([(name, array.shape, array.dtype) for name, array in output.items()])
+        if len(reply.parts) == 1 + len(response.outputs):
+            self._replies.remember(output, response, lambda: (reply.headers, reply.parts[0]))
 
 
 def layout_of(header: bytes, body_length: int, request: InferenceRequest, entry: QueueEntry) -> Layout | None:

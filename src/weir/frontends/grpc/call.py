@@ -92,7 +92,7 @@ class IncomingCall:
     """A call as its handler sees it. It belongs to one event loop.
 
     `metadata` are pairs of name and value. `caller` says whose API key it has. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
-    `ended` is called when the core has finished the call.
+    `ended` is called, with an event, when the core has finished the call.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class IncomingCall:
     )  # fmt: skip
 
     def __init__(
-        self, event: Any, gate: GrpcGate, account: "Account", unsent: "Unsent", ended: Callable[[], None]
+        self, event: Any, gate: GrpcGate, account: "Account", unsent: "Unsent", ended: Callable[[Any], None]
     ) -> None:
         self._ended = ended
         self._watched = False
@@ -138,15 +138,16 @@ class IncomingCall:
             return
         messages = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
-        large = body is not None and len(body) > _COUNTED_ABOVE
-        heard = self._when_sent(len(body)) if body is not None and large else _nothing
         operations = *self._head(), *messages, status
+        is_large = body is not None and len(body) > _COUNTED_ABOVE
+        heard = self._when_sent(len(body)) if body is not None and is_large else _nothing
         if not self._watched:
             # The core then reports the end of the call and the sent status in one event instead of two.
             self._watched = True
-            operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._when_ended(heard)
+            operations = *operations, cygrpc.ReceiveCloseOnServerOperation(0)
+            heard = self._when_ended(heard) if is_large else self._ended
         try:
-            self._start(operations, heard)
+            self._gate.start(self._raw, operations, heard)
         except Left:
             heard(None)
         self._close()
@@ -178,7 +179,7 @@ class IncomingCall:
         ended = self._ended
 
         def both(event: Any) -> None:
-            ended()
+            ended(event)
             heard(event)
 
         return both
@@ -188,10 +189,10 @@ class IncomingCall:
         if not self._watched and not self.over:
             self._watched = True
             with suppress(Left):
-                self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+                self._gate.start(self._raw, (cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
     def _closed(self, event: Any) -> None:
-        self._ended()
+        self._ended(event)
         if event.batch_operations[0].cancelled():
             self._leave()
 
@@ -224,11 +225,11 @@ class IncomingCall:
 
     def following(self) -> Awaitable[bytes | None]:
         """Return the next message, without a charge; None if the client sends no more."""
-        return self._done((cygrpc.ReceiveMessageOperation(0),), _message)
+        return self._done((cygrpc.ReceiveMessageOperation(0),), message_in)
 
-    def await_message(self, heard: Callable[["IncomingCall", bytes | None], None]) -> None:
-        """Call `heard` with the client's only message, or with None if it sends none or leaves."""
-        self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
+    def await_message(self, heard: Callable[[Any], None]) -> None:
+        """Call `heard` with the event of the client's only message, see `message_in`."""
+        self._gate.start(self._raw, (cygrpc.ReceiveMessageOperation(0),), heard)
 
     def lacks_message(self) -> None:
         """End a unary call whose client sent no message."""
@@ -259,14 +260,12 @@ class IncomingCall:
             if not future.done():
                 future.set_result(outcome(event))
 
-        self._start(operations, heard)
+        self._gate.start(self._raw, operations, heard)
         return await future
 
-    def _start(self, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        self._gate.start(self._raw, operations, heard)
 
-
-def _message(event: Any) -> bytes | None:
+def message_in(event: Any) -> bytes | None:
+    """Return the message that has been received; None if the client has sent none, or has left."""
     body: bytes | None = event.batch_operations[0].message()
     return body
 

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.json import decode
 
 from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError
-from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc
+from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc, message_in
 from weir.frontends.http.fast.plan import MAX_LINES
 from weir.protocols.account import Account
 
@@ -88,8 +88,8 @@ class Intake:
             f"{account.max_connections} calls are in flight, which is the limit (max_connections)", retry_after=1.0
         )
 
-    def end(self, peer: str) -> None:
-        """Count one call from `peer` less."""
+    def end(self, peer: str, event: Any = None) -> None:
+        """Count one call from `peer` less: the core has reported its end with `event`."""
         if self._account is not None:
             self._account.count_call(-1)
         left = self._peers[peer] - 1
@@ -439,7 +439,7 @@ class Core:
             call.watch()
             handler.begin(call, b"")
         else:
-            self._intake.receive(call, peer, partial(call.await_message, partial(self._received, handler.begin)))
+            self._intake.receive(call, peer, partial(call.await_message, partial(self._received, handler.begin, call)))
             if self._intake.waits and self._looking is None:
                 self._looking = self._loop.call_later(_LOOK_EVERY, self._look)
 
@@ -447,9 +447,10 @@ class Core:
         self._intake.look()
         self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if self._intake.waits else None
 
-    def _received(self, begin: Callable[[IncomingCall, bytes], None], call: IncomingCall, body: bytes | None) -> None:
+    def _received(self, begin: Callable[[IncomingCall, bytes], None], call: IncomingCall, event: Any) -> None:
         self._intake.received(call)
-        if body is None:
+        body = message_in(event)
+        if body is None or call.over:
             call.lacks_message()
             return
         try:
@@ -467,5 +468,7 @@ class Core:
         """Watch the calls that are old enough now. Run again later if there are younger ones."""
         young, before = self._young, self._loop.time() - _WATCHED_AFTER
         while young and (young[0][1].over or young[0][0] <= before):
-            young.popleft()[1].watch()
+            call = young.popleft()[1]
+            if not call.over:
+                call.watch()
         self._watching = self._loop.call_later(_WATCHED_AFTER, self._watch) if young else None

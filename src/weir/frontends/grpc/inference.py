@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -35,7 +35,7 @@ from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
 from weir.protocols.entries import CLASS, QueueEntry, class_offset, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart, inference_of
-from weir.protocols.kserve import KserveContext, Memory, wants_regions
+from weir.protocols.kserve import KserveContext, Memory, Replies, wants_regions
 from weir.protocols.offloading import LONG_BODY, HeadMemo
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -53,7 +53,7 @@ from weir.wire.kserve_grpc import (
     write_response,
 )
 from weir.wire.kserve_json import REGION
-from weir.wire.tensors import DTYPES
+from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelFacts, ModelHandle
@@ -133,16 +133,12 @@ class GrpcExchange(Exchange):
 LONGEST = 8 << 10  # bytes of a message: in larger ones, copying takes longer than parsing
 _MOST_LENGTHS = 1024  # lengths of messages that are remembered
 _MOST_HEADS = 4  # lengths of heads that are remembered for messages of one length
-_BYTES = DTYPES["BYTES"]
-_MOST_ANSWERS = 64  # combinations of output shapes that one form remembers
 
 
 class MessageLayout:
     """What messages to one service have in common that differ only in the bytes of their tensors. `form` is that of their queue entries."""
 
-    __slots__ = (
-        "_answers", "_dtypes", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "form", "model", "version",
-    )  # fmt: skip
+    __slots__ = ("_facts", "_replies", "_request", "_size_bytes", "_tags", "_tensors", "form", "model", "version")
 
     def __init__(
         self,
@@ -162,11 +158,7 @@ class MessageLayout:
             for tensor, (_, begin, end) in zip(request.inputs, raw, strict=True)
         ]
         self._tags = [(body[start:begin], start) for start, begin, _ in raw]
-        requested = None if request.outputs is None else {output.name for output in request.outputs}
-        outputs = [tensor for tensor in service.facts.model.outputs if requested is None or tensor.name in requested]
-        self._names = [tensor.name for tensor in outputs]
-        self._dtypes = [DTYPES[tensor.datatype] for tensor in outputs]
-        self._answers: dict[tuple[tuple[int, ...], ...], list[bytes]] = {}
+        self._replies: Replies[list[bytes]] = Replies()  # the pieces before the bytes of each output
 
     def fits(self, body: bytes) -> bool:
         """Return whether a message that begins with the head of this layout also has tensors of the same sizes at the same offsets."""
@@ -191,25 +183,16 @@ class MessageLayout:
             form = form.replaced(timeout=timeout, caller=caller)
         return QueueEntry(form, arrays)
 
-    def respond(self, service: "ModelHandle", output: Any, waited: float = 0.0) -> bytes | Writing:
+    def respond(self, service: "ModelHandle", output: Arrays, waited: float = 0.0) -> bytes | Writing:
         """Return the response message for `output`, or its writing; `waited` is as for `response_of`, and so is what it raises."""
-        if type(output) is dict and not waited and all(map(output.__contains__, self._names)):
-            arrays = [output[name] for name in self._names]
-            pieces = self._answers.get(tuple([array.shape for array in arrays]))
-            if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
-                parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
-                return b"".join(parts)
+        known = None if waited else self._replies.find(output)
+        if known is not None:
+            return b"".join([part for piece, array in zip(*known, strict=True) for part in (piece, array.tobytes())])
         response = response_of(service, self._request, [self.form.kind], [output], waited)
-        if not waited:
-            self._learn(response)
+        sizes = [tensor.array.nbytes for tensor in response.outputs]
+        if sizes and sum(sizes) <= LONGEST and not waited:
+            self._replies.remember(output, response, partial(response_pieces, response))
         return writing_of(response)
-
-    def _learn(self, response: InferenceResponse) -> None:
-        """Remember how responses with these shapes are written, if they are small and have numbers only."""
-        arrays = [tensor.array for tensor in response.outputs]
-        is_small = bool(arrays) and sum([array.nbytes for array in arrays]) <= LONGEST
-        if is_small and len(self._answers) < _MOST_ANSWERS and _BYTES not in self._dtypes:
-            self._answers[tuple([array.shape for array in arrays])] = response_pieces(response)
 
 
 class MessageLayouts:
@@ -296,8 +279,6 @@ class UnaryInference:
         return Handler(self._begin)
 
     def _begin(self, incoming: IncomingCall, body: bytes) -> None:
-        if incoming.over:
-            return
         call = self._made(incoming, body)
         if self.refusing:
             call.end(refusal())
