@@ -178,7 +178,7 @@ KINDS = {
         "call-passed-on-nowhere": Fault("weir.fronts.calls:FrontCall.pass_on", skips("_pass_on")),
         "name-of-an-error-lost-onward": Fault("weir.frontends.grpc.aio:_return", mistakes("trailers", "()")),
         "end-of-a-stream-not-passed-on": Fault("weir.frontends.grpc.aio:_send", skips("done_writing")),
-        "form-of-another-api": Fault("weir.text_server.http:TextCall.fail", value=_other_form),
+        "form-of-another-api": Fault("weir.text_server.http:HttpTextCall.fail", value=_other_form),
         "turn-of-a-withdrawn-text-kept": Fault("weir.fronts.dispatcher:RemoteText.withdraw", skips("leave")),
         "turn-of-a-failed-text-kept": Fault("weir.fronts.dispatcher:RemoteText.fail", skips("leave")),
         "texts-cut-off-by-a-drain": Fault("weir.fronts.server:FrontsServer.drain_product", skips("drain_product", "True")),

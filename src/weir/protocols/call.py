@@ -8,7 +8,7 @@
 | writing | a thread writes a long response                       | the thread's job is dropped              |
 | over    | the channel has its response or its error, or nothing | -                                        |
 
-`ChannelCall` has these states. A kind of request derives its class from it: InferenceCall is a request with tensors, TextCall (text_server/http.py) one for texts.
+`ChannelCall` has these states. A kind of request derives its class from it: InferenceCall is a request with tensors, TextCall (text_server/exchange.py) one for texts.
 A channel derives its own class from one of these, which sends a response or an error, and calls `leave` when the caller has left. A request on HTTP's fast
 path is a ChannelCall and the queue entry in one, with the constructors of both inlined: only its threads need the states.
 """

@@ -8,6 +8,7 @@ the two: it passes the work to the model's encoder, and counts the request and i
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy
@@ -15,9 +16,13 @@ import numpy
 from weir.errors import InvalidRequest, unknown_model
 from weir.messages import CURRENT_TRACE, Origin, Trace
 from weir.protocols import HttpSettings
+from weir.protocols.account import Account
+from weir.protocols.call import CALL_SLOTS, ChannelCall, Writing
 from weir.text_models.texts import Text
+from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextOptions, TextQuery, TextTask
+from weir.wire.tensors import TEXT_BYTES
 
 MANY = "max_texts"  # a key in an error's details
 NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a model that its user did not name
@@ -76,6 +81,9 @@ R = TypeVar("R")
 Q = TypeVar("Q")
 
 
+M = TypeVar("M")
+
+
 class TextWork(NamedTuple, Generic[R]):
     """What a request asks for, as its protocol has read it.
 
@@ -96,8 +104,8 @@ class TextWork(NamedTuple, Generic[R]):
     compute: Callable[[float | None], Coroutine[Any, Any, Encoded]] | None = None
 
     def written(self, write: Callable[[Encoded], Q]) -> "TextWork[Q]":
-        """Return the same work with `write` in place of its own."""
-        return TextWork(self.encoder, self.texts, write, self.options, self.as_json, self.compute)
+        """Return the same work with `write` in place of its own, which may use more than a vector as JSON."""
+        return TextWork(self.encoder, self.texts, write, self.options, compute=self.compute)
 
 
 @dataclass(eq=False, slots=True)
@@ -180,12 +188,62 @@ class TextExchange:
 
     def delivered(self, texts: int, truncated: int, received_bytes: int, sent_bytes: int) -> None:
         """Count the response, see `answered`, and report the sizes of request and response."""
-        self.context.counts.answered(self.model, self.frontend, texts, truncated)
+        self.answered(texts, truncated)
         self.context.counts.transferred(self.model, self.frontend, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:
         """Count the response: an error with this HTTP status."""
         self.context.counts.refused(self.model, self.frontend, status)
+
+
+class TextCall(ChannelCall, Generic[R, M]):
+    """One request for texts, whose message had `received_bytes`; see ChannelCall. A channel adds `send`, `fail` and `write`."""
+
+    __slots__ = (*CALL_SLOTS, "exchange", "made")
+
+    def __init__(self, exchange: TextExchange, account: Account, received_bytes: int) -> None:
+        super().__init__(account, received_bytes)
+        self.exchange = exchange
+        self.made = (0, 0)  # texts with results, and how many of them were cut
+
+    def write(self, work: TextWork[R], encoded: Encoded) -> M:
+        """Return the message of the response to `work`. This may run in a thread."""
+        raise NotImplementedError
+
+    def compute(self, work: TextWork[R]) -> None:
+        """Have the model compute `work`: a step for `attempt`. The only text of a request mostly needs no task."""
+        exchange, then = self.exchange, partial(self.computed, work)
+        exchange.received(len(work.texts))
+        stop = None
+        if len(work.texts) == 1 and work.compute is None:
+            query = exchange.query(work.options, exchange.timeout, as_json=work.as_json)
+            stop = work.encoder.encode_one(work.texts[0], query, self.after(then))
+        if stop is None:
+            self.run(exchange.run(work), then)
+        else:
+            self.stopped_by(stop)
+
+    def computed(self, work: TextWork[R], encoded: Encoded) -> None:
+        """Respond with what was computed: a step for `attempt`."""
+        self.made = len(encoded.counts), sum(encoded.truncated)
+        self.respond(Writing(_size(encoded), partial(self.write, work, encoded)))
+
+    def count(self, sent_bytes: int) -> None:
+        """See ChannelCall."""
+        self.exchange.delivered(*self.made, self.received_bytes, sent_bytes)
+
+
+def _size(encoded: Encoded) -> int:
+    """Return about how many bytes the vectors, the tokens or the texts take as JSON."""
+    if encoded.written is not None:
+        return len(encoded.written)
+    found = sum(map(len, encoded.decoded or ())) + DETAIL_BYTES * sum(map(len, encoded.details or ()))
+    return TEXT_BYTES * numbers_of(encoded) + found
+
+
+def numbers_of(encoded: Encoded) -> int:
+    """Return how many numbers the outputs have together."""
+    return encoded.vectors.size + sum(each.size for results in encoded.further.values() for each in results)
 
 
 async def tokens_of(

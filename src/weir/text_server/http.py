@@ -19,7 +19,6 @@ from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, Ht
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.call import CALL_SLOTS, ChannelCall, Writing
 from weir.protocols.exchange import PassedOn
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, charge_body
@@ -36,8 +35,7 @@ from weir.protocols.response import (
 )
 from weir.text_models.texts import TextOutput
 from weir.text_server import forms
-from weir.text_server.encoder import DETAIL_BYTES
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
+from weir.text_server.exchange import EmbeddingContext, TextCall, TextExchange, TextWork, numbers_of
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
@@ -283,39 +281,32 @@ class HttpTexts:
             request.leave()
 
 
-class TextCall(ChannelCall):
-    """A request at the endpoint of `texts`, with the body `payload`, from `peer`; see ChannelCall. A channel adds `send` and, before `compute`, the `head`."""
+class HttpTextCall(TextCall[HttpResponse | Listing, HttpResponse]):
+    """A request at the endpoint of `texts`, with the body `payload`, from `peer`. A channel adds `send` and, before `compute`, the `head`."""
 
-    __slots__ = (*CALL_SLOTS, "exchange", "head", "headers", "made", "payload", "peer", "texts")
+    __slots__ = ("head", "headers", "payload", "peer", "texts")
+    exchange: HttpExchange
     head: TextHead
 
     def __init__(self, texts: HttpTexts, account: Account, headers: Headers, payload: bytes, peer: str | None) -> None:
-        super().__init__(account, len(payload))
-        self.exchange = HttpExchange(texts.context, texts.endpoint.name, errors=texts.endpoint.errors)
+        exchange = HttpExchange(texts.context, texts.endpoint.name, errors=texts.endpoint.errors)
+        super().__init__(exchange, account, len(payload))
         self.texts = texts
         self.headers = headers
         self.payload = payload
         self.peer = peer
-        self.made = (0, 0)  # texts with results, and how many of them were cut
 
     def compute(self, work: HttpWork) -> None:
-        """Have the model compute `work`: a step for `attempt`. The only text of a request mostly needs no task."""
-        exchange, then = self.exchange, partial(self.computed, work)
-        self.head.apply_to(exchange, self.peer)
-        exchange.received(len(work.texts))
-        stop = None
-        if len(work.texts) == 1 and work.compute is None:
-            query = exchange.query(work.options, exchange.timeout, as_json=work.as_json)
-            stop = work.encoder.encode_one(work.texts[0], query, self.after(then))
-        if stop is None:
-            self.run(exchange.run(work), then)
-        else:
-            self.stopped_by(stop)
+        """See TextCall."""
+        self.head.apply_to(self.exchange, self.peer)
+        super().compute(work)
 
-    def computed(self, work: HttpWork, encoded: Encoded) -> None:
-        """Respond with what was computed: a step for `attempt`."""
-        self.made = len(encoded.counts), sum(encoded.truncated)
-        self.respond(Writing(_size(encoded), partial(whole, work, encoded)))
+    def write(self, work: HttpWork, encoded: Encoded) -> HttpResponse:
+        """See TextCall. The response is neither compressed nor counted yet."""
+        written = work.write(encoded)
+        response = written.whole() if isinstance(written, Listing) else written
+        response.headers.extend(_marks(encoded))
+        return response
 
     def deliver(self, message: HttpResponse) -> None:
         """See ChannelCall. The response is compressed first, if the caller accepts that."""
@@ -334,12 +325,8 @@ class TextCall(ChannelCall):
         if not isinstance(error, WeirError):
             _log.error("POST %s failed", self.texts.endpoint.path, exc_info=error)
 
-    def count(self, sent_bytes: int) -> None:
-        """See ChannelCall."""
-        self.exchange.delivered(*self.made, self.received_bytes, sent_bytes)
 
-
-class AsgiTextCall(TextCall):
+class AsgiTextCall(HttpTextCall):
     """A request of ASGI. `response` gets its response, or None if that has been sent in parts."""
 
     __slots__ = ("_call", "response")
@@ -366,7 +353,7 @@ class AsgiTextCall(TextCall):
 
     def computed(self, work: HttpWork, encoded: Encoded) -> None:
         """See TextCall. A very large response is sent in parts, uncompressed."""
-        large = _numbers(encoded) > _STREAMED_ABOVE and self._call.version != "1.0"
+        large = numbers_of(encoded) > _STREAMED_ABOVE and self._call.version != "1.0"
         listing = work.write(encoded) if large else None
         if not isinstance(listing, Listing):
             return super().computed(work, encoded)
@@ -387,14 +374,6 @@ class AsgiTextCall(TextCall):
         return len(message.body)
 
 
-def whole(work: HttpWork, encoded: Encoded) -> HttpResponse:
-    """Return the response to `work`, not compressed and not counted."""
-    written = work.write(encoded)
-    response = written.whole() if isinstance(written, Listing) else written
-    response.headers.extend(_marks(encoded))
-    return response
-
-
 def mark_headers(truncated: int, foreign: int) -> Headers:
     """Return headers with the numbers of texts that were cut, and that came as token ids of another model. A number of 0 has no header."""
     return [(name, b"%d" % count) for name, count in ((TRUNCATED, truncated), (FOREIGN, foreign)) if count]
@@ -405,19 +384,6 @@ def _marks(encoded: Encoded) -> Headers:
     waited = start_headers(arrival, dispatch) if dispatch is not None and dispatch.woken_at is not None else []
     cut = sum(encoded.truncated)
     return mark_headers(cut, encoded.foreign) + waited if cut or encoded.foreign else waited
-
-
-def _size(encoded: Encoded) -> int:
-    """Return about how many bytes the vectors, the tokens or the texts take as JSON."""
-    if encoded.written is not None:
-        return len(encoded.written)
-    found = sum(map(len, encoded.decoded or ())) + DETAIL_BYTES * sum(map(len, encoded.details or ()))
-    return TEXT_BYTES * _numbers(encoded) + found
-
-
-def _numbers(encoded: Encoded) -> int:
-    """Return how many numbers the outputs have together."""
-    return encoded.vectors.size + sum(each.size for results in encoded.further.values() for each in results)
 
 
 class FastTexts:
@@ -460,7 +426,7 @@ class FastTexts:
         return self._errors.refusal(error)
 
 
-class FastTextCall(TextCall):
+class FastTextCall(HttpTextCall):
     """One request on a connection of the fast path; see HotRequest."""
 
     __slots__ = ("_connection", "_models", "_plan")

@@ -136,14 +136,19 @@ def test_calls_are_counted_as_those_of_http(stub: Stub, urls: tuple[str, str]) -
         lines = httpx.get(urls[0] + "/metrics").text.splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
-    ok, refused = (f'weir_text_calls_total{{code="{code}",frontend="tei",model="plain"}}' for code in (200, 400))
-    before = counted()
-    stub.TokenizeTokenize(made("EncodeRequest", inputs="do it"))
-    stub.TokenizeDecode(made("DecodeRequest", ids=[5]))
+    calls = [f'weir_text_calls_total{{code="{code}",frontend="tei",model="{model}"}}'
+             for code, model in ((200, "plain"), (400, "plain"), (400, ""))]  # fmt: skip
+    received = 'weir_received_bytes_total{frontend="tei",model="plain"}'
+    before, requests = counted(), (made("EncodeRequest", inputs="do it"), made("DecodeRequest", ids=[5]))
+    stub.TokenizeTokenize(requests[0])
+    stub.TokenizeDecode(requests[1])
     with pytest.raises(grpc.RpcError):
         stub.EmbedEmbed(made("EmbedRequest", inputs="it", prompt_name="other"))
+    with grpc.insecure_channel(urls[1]) as channel, pytest.raises(grpc.RpcError, match="must be a tei"):
+        channel.unary_unary("/tei.v1.Embed/Embed", None, None)(b"no message")
     after = counted()
-    assert [after[name] - before.get(name, 0) for name in (ok, refused)] == [2, 1]
+    assert [after[name] - before.get(name, 0) for name in calls] == [2, 1, 1]
+    assert after[received] - before.get(received, 0) == sum(each.ByteSize() for each in requests)
 
 
 def test_the_first_model_is_described(stub: Stub) -> None:

@@ -10,6 +10,7 @@ subscriptions, would grow without bound.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from weir.errors import (
 from weir.messages import JSON, LONGEST_TIMEOUT
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account, charge_values
+from weir.protocols.call import CALL_SLOTS, ChannelCall
 from weir.protocols.offloading import off_loop
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
@@ -375,8 +377,8 @@ class RequestHandler:
 
     def __post_init__(self) -> None:
         self._drops, self._account = self.publisher.drops, self.publisher.account
-        self._encoder = self.context.encoder()  # requests do not name a model, so the first one responds
-        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
+        self.encoder = self.context.encoder()  # requests do not name a model, so the first one responds
+        self._calls: dict[bytes, set[ZeroMqCall]] = {}  # by topic
         self._cancels, self._retries = Paced(), Paced()
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
@@ -398,59 +400,49 @@ class RequestHandler:
             else:
                 self._start(request)
         except WeirError as error:
-            self._fail(request, error, peer)
+            self.fail(request, error, peer)
 
     # Vectors.
 
     def _start(self, request: ZeroMqRequest) -> None:
-        name, client = self._encoder.name, _client_name(request)
-        exchange = TextExchange(self.context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
-        exchange.received(request.size)
+        call = ZeroMqCall(self, request)
+        call.exchange.received(request.size)
         size = len(request.payload) + REQUEST_BYTES
-        task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
         self.in_flight += size
         self._account.add(size)
-        topic = request.identity  # the callback must not keep the texts of `request` in memory
-        self._tasks.setdefault(topic, set()).add(task)
-        task.add_done_callback(lambda task: self._ended(topic, size, task))
+        self._calls.setdefault(request.identity, set()).add(call)
+        call.run(self._respond(call, request), call.ended)
 
-    def _ended(self, topic: bytes, size: int, task: asyncio.Task[None]) -> None:
+    def ended(self, call: "ZeroMqCall") -> None:
+        """Forget `call`, which has ended. Idempotent."""
+        calls = self._calls.get(call.request.identity, set())
+        if call not in calls:
+            return
+        size = call.received_bytes + REQUEST_BYTES
         self.in_flight -= size
         self._account.give(size)
-        tasks = self._tasks[topic]
-        tasks.discard(task)
-        if not tasks:
-            del self._tasks[topic]
+        calls.discard(call)
+        if not calls:
+            del self._calls[call.request.identity]
         self.changed()
 
-    async def _answer(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
-        with self._account.claim() as claim:
-            CLAIM.set(claim)  # the context is this task's own; the encoder charges the vectors to the claim
-            await self._answer_charged(request, exchange)
-
-    async def _answer_charged(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
-        publisher = self.publisher
-        received, topic, room = len(request.payload), request.identity, 0
+    async def _respond(self, call: "ZeroMqCall", request: ZeroMqRequest) -> int:
+        """Publish the response. Return its size in bytes."""
+        publisher, topic = self.publisher, request.identity
+        size = _FLOAT_BYTES * request.size * self.encoder.dimensions
+        self._check_answer(request.size, size)
+        await publisher.room(topic, size + OVERHEAD)
         try:
-            size = _FLOAT_BYTES * request.size * self._encoder.dimensions
-            self._check_answer(request.size, size)
-            await publisher.room(topic, size + OVERHEAD)
-            room = size + OVERHEAD
-            encoded = await self._encode(exchange, request)
+            encoded = await self._encode(call.exchange, request)
             self._check_answer(request.size, encoded.vectors.nbytes)
             if encoded.foreign:
-                exchange.warn_of_ids(encoded.foreign)
+                call.exchange.warn_of_ids(encoded.foreign)
+            call.made = len(encoded.counts), sum(encoded.truncated)
             answer = frames.write_vectors(request, encoded.vectors, encoded.tokens)
-            exchange.delivered(len(encoded.counts), sum(encoded.truncated), received, sum(map(len, answer)))
             publisher.publish(answer)
-        except WeirError as error:
-            self._refuse(request, exchange, error)
-        except Exception as error:  # a bug in the server; the client needs a response all the same
-            _logger().exception("request failed", frontend=FRONTEND, client=_client_name(request))
-            self._refuse(request, exchange, ModelError(f"{type(error).__name__} in the server"))
+            return size_of(answer)
         finally:
-            if room:
-                publisher.made(topic, room)
+            publisher.made(topic, size + OVERHEAD)
 
     async def _encode(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
         """Return the vectors. If the queue is full or the texts have no room in memory, try again until there is room: stock clients neither send a request
@@ -487,7 +479,7 @@ class RequestHandler:
     async def _encode_once(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
         texts = await off_loop(len(request.payload), partial(_read_texts, request))
         options = TextOptions(whole_words=True, want_tokens=self.settings.zmq_show_tokens)
-        return await self._encoder.encode(texts, exchange.query(options, exchange.timeout))
+        return await self.encoder.encode(texts, exchange.query(options, exchange.timeout))
 
     def _wait_after(self, error: CapacityError) -> float:
         """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""
@@ -501,11 +493,8 @@ class RequestHandler:
             rule = f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
             raise TooLarge(rule)
 
-    def _refuse(self, request: ZeroMqRequest, exchange: TextExchange, error: WeirError) -> None:
-        exchange.refused(http_code(error))
-        self._fail(request, error)
-
-    def _fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
+    def fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
+        """Publish the error of a request."""
         refusal = frames.refusal_of(error, http_code(error))
         self._drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
         self.publisher.publish(frames.write_refusal(request, refusal))
@@ -546,30 +535,58 @@ class RequestHandler:
     @property
     def topics(self) -> list[bytes]:
         """The topics that have requests under way."""
-        return list(self._tasks)
+        return list(self._calls)
 
     @property
     def busy(self) -> bool:
         """Whether there are requests under way."""
-        return bool(self._tasks)
+        return bool(self._calls)
 
     def cancel(self, topic: bytes) -> None:
         """Cancel all requests of `topic`, a few in each turn of the event loop."""
-        for task in self._tasks.get(topic, ()):
-            self._cancels.soon(partial(_cancel_once, task))
+        for call in self._calls.get(topic, ()):
+            self._cancels.soon(call.leave)
 
-    async def stop(self) -> None:
-        """Cancel all requests, and wait until they have ended."""
+    def stop(self) -> None:
+        """Cancel all requests."""
         self._cancels.clear()
-        tasks = [task for tasks in self._tasks.values() for task in tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for call in [call for calls in self._calls.values() for call in calls]:
+            call.leave()
 
 
-def _cancel_once(task: asyncio.Task[None]) -> None:
-    if not task.cancelling():
-        task.cancel()
+class ZeroMqCall(ChannelCall):
+    """One request for vectors, see ChannelCall. `made` is how many texts have vectors, and how many of these texts were cut."""
+
+    __slots__ = (*CALL_SLOTS, "_handler", "exchange", "made", "request")
+
+    def __init__(self, handler: RequestHandler, request: ZeroMqRequest) -> None:
+        super().__init__(handler.publisher.account, len(request.payload))
+        name, client = handler.encoder.name, _client_name(request)
+        self._handler = handler
+        self.exchange = TextExchange(handler.context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
+        self.made = (0, 0)
+        self.request = request
+
+    def report(self, error: Exception) -> None:
+        """Log an exception that is not Weir's: a bug in the server."""
+        if not isinstance(error, WeirError):
+            facts = {"frontend": FRONTEND, "client": self.exchange.client}
+            logging.getLogger("weir").error("request failed", exc_info=error, extra=facts)
+
+    def fail(self, error: Exception) -> None:
+        """Publish the error: the client needs a response in any case."""
+        known = error if isinstance(error, WeirError) else ModelError(f"{type(error).__name__} in the server")
+        self.exchange.refused(http_code(known))
+        self._handler.fail(self.request, known)
+
+    def count(self, sent_bytes: int) -> None:
+        """See ChannelCall."""
+        self.exchange.delivered(*self.made, self.received_bytes, sent_bytes)
+
+    def release(self) -> None:
+        """Have the handler forget the request."""
+        super().release()
+        self._handler.ended(self)
 
 
 def _read_texts(request: ZeroMqRequest) -> list[Text]:
@@ -729,5 +746,7 @@ class ZeroMqFrontend:
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
-        await self._handler.stop()
+        self._handler.stop()
+        while self._handler.busy:
+            await self._something_ended()
         await asyncio.gather(self._in.stop(), self._out.stop())

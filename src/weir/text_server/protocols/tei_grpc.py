@@ -6,19 +6,20 @@ soon as those before it are; requests of a stream are computed together.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
-from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
+from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
+from weir.protocols.exchange import Ended, Stop, end_of
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import TextOptionFields
 from weir.text_server import forms
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork, texts_of
+from weir.text_server.exchange import EmbeddingContext, TextCall, TextExchange, TextWork, texts_of
 from weir.text_server.http import TextHead
 from weir.text_server.protocols import tei
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
@@ -30,10 +31,66 @@ _TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 _NANOSECONDS = 1e9
 _STREAM = "Stream"  # the end of the names of methods whose requests are streams
 
-Respond = Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]]
 # The fields of a response, but for its metadata.
 GrpcWork = TextWork[dict[str, Any]]
 Read = Callable[[Any, TextExchange], GrpcWork]
+
+
+class TeiMethod(NamedTuple):
+    """A method, and what reads its requests."""
+
+    context: EmbeddingContext
+    declared: Method
+    read: Read
+
+    def begin(self, incoming: IncomingCall, size: int, request: Callable[[], Any], ended: Ended[bytes]) -> Stop:
+        """Begin to answer one request; see TeiCall."""
+        call = TeiCall(self, incoming, size, request, ended)
+        call.attempt(call.begin)
+        return call.leave
+
+
+class TeiCall(TextCall[dict[str, Any], bytes]):
+    """One request of `size` bytes in the call `incoming`. `request` returns its message, and `ended` is called once with that of its response, or the error."""
+
+    __slots__ = ("_ended", "_incoming", "_method", "_request")
+
+    def __init__(
+        self, method: TeiMethod, incoming: IncomingCall, size: int, request: Callable[[], Any], ended: Ended[bytes]
+    ) -> None:
+        super().__init__(TextExchange(method.context, tei.NAME), incoming.account, size)
+        self._method = method
+        self._incoming = incoming
+        self._request = request
+        self._ended = ended
+
+    def begin(self) -> None:
+        """Read the request, in a thread if it is long, and have the model compute what it asks for."""
+        exchange, left = self.exchange, self._incoming.time_remaining()
+        TextHead(headers_of(self._incoming)).apply_to(exchange, self._incoming.peer)
+        if left is not None:
+            exchange.timeout = min(left, exchange.timeout or left)
+        self.read(self.received_bytes, lambda: self._method.read(self._request(), exchange), self.compute)
+
+    def write(self, work: GrpcWork, encoded: Encoded) -> bytes:
+        """See TextCall."""
+        response, fields = self._method.declared.response, work.write(encoded)
+        if "metadata" in response.DESCRIPTOR.fields_by_name:
+            fields["metadata"] = _metadata(work, encoded)
+        message: bytes = response(**fields).SerializeToString()
+        return message
+
+    def send(self, message: bytes) -> int:
+        """See ChannelCall."""
+        self._ended(message)
+        return len(message)
+
+    def fail(self, error: Exception) -> None:
+        """See ChannelCall."""
+        if isinstance(error, WeirError):
+            self.exchange.refused(http_code(error))
+            error = error.renamed({TEXTS_FIELD: "inputs"})
+        self._ended(error)
 
 
 def handlers(context: EmbeddingContext, most: int, *, development: bool) -> dict[str, Handler]:
@@ -41,31 +98,43 @@ def handlers(context: EmbeddingContext, most: int, *, development: bool) -> dict
     found: dict[str, Handler] = {}
     for service in SERVICES:
         for method in methods(service):
-            name = method.name.removesuffix(_STREAM)
-            respond = (
-                partial(_respond, context, method, _READERS[name]) if name in _READERS else partial(_info, context)
-            )
-            if method.name == "RerankStream":
-                respond = partial(_respond, context, method, read_rerank_stream)
-                run = partial(_collected, method, respond, context.max_texts)
-                found[method.path] = Handler(in_task(run, development=development), takes_stream=True)
-            elif method.requests_stream:
-                run = partial(_streamed, method, respond, most)
+            read = _READERS.get(method.name) or _READERS.get(method.name.removesuffix(_STREAM))
+            if read is None:
+                found[method.path] = unary(method, partial(_info, context), development=development)
+                continue
+            read_by = TeiMethod(context, method, read)
+            if method.requests_stream:
+                run = partial(_streamed, read_by, most) if method.responses_stream else partial(_collected, read_by)
                 found[method.path] = Handler(in_task(run, development=development), takes_stream=True)
             else:
-                found[method.path] = unary(method, respond, development=development)
+                found[method.path] = Handler(partial(_begin, read_by, development))
     return found
 
 
-async def _streamed(method: Method, respond: Respond, most: int, call: IncomingCall, _: bytes) -> None:
+def _begin(method: TeiMethod, development: bool, incoming: IncomingCall, body: bytes) -> None:
+    """Answer a unary call."""
+
+    def ended(found: bytes | Exception) -> None:
+        if isinstance(found, Exception):
+            refuse(found, incoming, development=development)
+        else:
+            incoming.end(body=found)
+
+    stop = method.begin(incoming, len(body), partial(parse, method.declared, body), ended)
+    if not incoming.over:
+        incoming.on_left = stop
+
+
+async def _streamed(method: TeiMethod, most: int, call: IncomingCall, _: bytes) -> None:
     """Answer the requests of a stream in order. At most `most` are under way; the first error ends the stream."""
-    waiting: deque[tuple[asyncio.Task[Any], int]] = deque()  # with the size of the request
+    waiting: deque[tuple[asyncio.Task[bytes], int]] = deque()  # with the size of the request
     room, arrived = asyncio.Semaphore(most), asyncio.Event()
 
     async def read() -> None:
         while (body := await call.read()) is not None:
             await room.acquire()
-            waiting.append((asyncio.create_task(respond(parse(method, body), call)), len(body)))
+            begin = partial(method.begin, call, len(body), partial(parse, method.declared, body))
+            waiting.append((asyncio.create_task(end_of(begin)), len(body)))
             arrived.set()
 
     reader = asyncio.create_task(read())
@@ -78,7 +147,7 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
                 continue
             response = await waiting[0][0]
             size = waiting.popleft()[1]
-            await call.write(response.SerializeToString())
+            await call.write(response)
             call.release(size)
             room.release()
         reader.result()
@@ -90,42 +159,16 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _collected(
-    method: Method,
-    respond: Callable[[Sequence[Any], IncomingCall], Awaitable[Any]],
-    most: int,
-    call: IncomingCall,
-    _: bytes,
-) -> None:
-    """Answer all requests of a stream, at most `most`, with one response."""
+async def _collected(method: TeiMethod, call: IncomingCall, _: bytes) -> None:
+    """Answer all requests of a stream, at most `max_texts`, with one response."""
     requests: list[Any] = []
+    size, most = 0, method.context.max_texts
     while (body := await call.read()) is not None:
         if len(requests) == most:
             raise TooLarge(f"the stream has more than {most} texts (max_texts)")
-        requests.append(parse(method, body))
-    response = await respond(requests, call)
-    call.end(body=response.SerializeToString())
-
-
-async def _respond(context: EmbeddingContext, method: Method, read: Read, request: Any, call: IncomingCall) -> Any:
-    """Return the response to a request, and count it."""
-    exchange = TextExchange(context, tei.NAME)
-    try:
-        TextHead(headers_of(call)).apply_to(exchange, call.peer)
-        left = call.time_remaining()
-        if left is not None:
-            exchange.timeout = min(left, exchange.timeout or left)
-        work = read(request, exchange)
-        exchange.received(len(work.texts))
-        encoded = await exchange.run(work)
-    except WeirError as error:
-        exchange.refused(http_code(error))
-        raise error.renamed({TEXTS_FIELD: "inputs"}) from error.__cause__
-    exchange.answered(len(encoded.counts), sum(encoded.truncated))
-    fields = work.write(encoded)
-    if "metadata" in method.response.DESCRIPTOR.fields_by_name:
-        fields["metadata"] = _metadata(work, encoded)
-    return method.response(**fields)
+        requests.append(parse(method.declared, body))
+        size += len(body)
+    call.end(body=await end_of(partial(method.begin, call, size, lambda: requests)))
 
 
 async def _info(context: EmbeddingContext, request: Any, call: IncomingCall) -> Any:
@@ -205,7 +248,7 @@ def read_decode(request: Any, exchange: TextExchange) -> GrpcWork:
     return TextWork(encoder, [ids], lambda encoded: {"text": "".join(encoded.decoded or ())}, compute=compute)
 
 
-# How the requests of each method are read. Streams of a method take the same ones.
+# How the requests of each method are read. Streams of a method take the same ones, unless they are here themselves.
 _READERS: Mapping[str, Read] = {
     "Embed": read_embed,
     "EmbedAll": partial(read_embed, task=TextTask.EMBED_ALL),
@@ -213,6 +256,7 @@ _READERS: Mapping[str, Read] = {
     "Predict": read_predict,
     "PredictPair": read_predict,
     "Rerank": read_rerank,
+    "RerankStream": read_rerank_stream,
     "Tokenize": read_tokenize,
     "Decode": read_decode,
 }
