@@ -96,7 +96,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/text_models/runtime tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/images tests/text_models/runtime tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)
@@ -191,7 +191,7 @@ $(VENV)/.test: $(VENV)/.serve
 	$(SAY)
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
-	.venvs/torch/bin/python -m pip --quiet install --editable ".[client,embed,grpc,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[client,embed,grpc,images,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
 	@touch $@
 
 # onnx, because the tests are collected before those of scikit-learn are chosen.

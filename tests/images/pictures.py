@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,13 @@ def written(
     return file.getvalue()
 
 
-def varied() -> Iterator[tuple[str, bytes]]:
-    """Yield 200 files with their names: every kind in several sizes, turned ones, and a few that are large."""
+@cache
+def varied() -> tuple[tuple[str, bytes], ...]:
+    """Return 200 files with their names: every kind in several sizes, turned ones, and a large one."""
+    return tuple(_varied())
+
+
+def _varied() -> Iterator[tuple[str, bytes]]:
     for number, (mode, kind, options) in enumerate(KINDS):
         for step in range(7):
             size = SIZES[(number + step) % len(SIZES)]

@@ -164,7 +164,8 @@ def _tiff(data: bytes) -> tuple[int, int]:
 
 def _jpeg(data: bytes) -> tuple[int, int]:
     """Walk over the segments up to the pixels, of which the last frame header counts. (ITU-T T.81, annex B)"""
-    width = height = at = 0
+    width = height = parts = at = 0
+    is_sequential = False
     for _ in range(_MOST_SEGMENTS):
         at = data.find(b"\xff", at + 2)
         marker = data[at + 1] if 0 <= at < len(data) - 1 else 0xD9
@@ -174,11 +175,14 @@ def _jpeg(data: bytes) -> tuple[int, int]:
             at -= 1
         elif marker > 0x01 and not 0xD0 <= marker <= 0xD8:
             if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-                height, width = unpack_from(">HH", data, at + 5)
+                height, width, parts = unpack_from(">HHB", data, at + 5)
+                is_sequential = marker in (0xC0, 0xC1)
             at += unpack_from(">H", data, at + 2)[0]
     else:
         raise InvalidRequest(f"a JPEG with more than {_MOST_SEGMENTS:,} segments before its pixels")
-    if data.count(b"\xff\xda") > _MOST_SCANS:
+    # A first scan that has all parts of a sequential frame is the only one that is decoded.
+    is_whole = is_sequential and data[at + 4 : at + 5] == bytes((parts,))
+    if not is_whole and data.count(b"\xff\xda") > _MOST_SCANS:
         raise InvalidRequest(f"a JPEG with more than {_MOST_SCANS} scans")
     return width, height
 

@@ -111,15 +111,14 @@ class Preparation:
         """Return the image resized, and cropped around its middle; where it is smaller than the crop, with black around it."""
         if self.shortest is None:
             return image.resize((self.width, self.height), self.resample)
-        # The middle of a long image is enough, and the whole of one might be resized to gigabytes.
-        image = _cropped(image, *[min(side, _LONGEST * min(image.size) + side % 2) for side in image.size])
-        width, height = [int(self.shortest * side / min(image.size)) for side in image.size]
-        return _cropped(image.resize((width, height), self.resample), self.width, self.height)
-
-
-def _cropped(image: "Image", width: int, height: int) -> "Image":
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
+        # The middle of a long image is enough: the whole of one might be resized to gigabytes.
+        sizes = [int(self.shortest * side / min(image.size)) for side in image.size]
+        width, height = [min(size, _LONGEST * self.shortest + size % 2) for size in sizes]
+        left, right = [(sizes[0] + sign * width) // 2 * image.width / sizes[0] for sign in (-1, 1)]
+        top, bottom = [(sizes[1] + sign * height) // 2 * image.height / sizes[1] for sign in (-1, 1)]
+        resized = image.resize((width, height), self.resample, (left, top, right, bottom))
+        x, y = (width - self.width) // 2, (height - self.height) // 2
+        return resized.crop((x, y, x + self.width, y + self.height))
 
 
 def _decoded(data: bytes, limits: ImageLimits) -> "Image":
