@@ -40,6 +40,12 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_theta": 1e6, "rope_local_base_freq": 1e4,
     "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
 }  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+_LLAMA = {
+    **_SIZES, "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 5e5, "rope_scaling": LLAMA3,
+}  # fmt: skip
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "electra": {**_SIZES, "model_type": "electra", "embedding_size": 16, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12},
     "albert": {**_SIZES, "model_type": "albert", "embedding_size": 16, "type_vocab_size": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-12},
@@ -72,13 +78,32 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {
         **_SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     },
+    "pplx": {
+        **_SIZES, "model_type": "bidirectional_pplx_qwen3", "use_bidirectional_attention": True, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    },
+    "llama": _LLAMA | {"model_type": "llama"},
+    "llama-both-ways": _LLAMA | {"model_type": "llama_bidirec", "pooling": "avg", "temperature": 1.0},
+    "mistral": {
+        **_SIZES, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 8, "rope_theta": 1e4, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    },
+    "nomic-moe": {
+        "model_type": "nomic_bert", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 64, "type_vocab_size": 1,
+        "layer_norm_epsilon": 1e-5, "activation_function": "gelu", "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0, "moe_every_n_layers": 2,
+        "num_experts": 5, "moe_top_k": 2, "num_shared_experts": 0, "moe_normalize_expert_weights": False, "expert_choice_router": False,
+    },
+    "jina-code": {
+        **_SIZES, "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "type_vocab_size": 2, "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12, "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"},
+    },
     "gemma3": _GEMMA | {"use_bidirectional_attention": True},
     "gemma3-causal": _GEMMA,
 }  # fmt: skip
 # Stored biases of those families that have them only in some layers of weights.
 _WITHOUT_BIAS = {
     "modernbert": ("",), "nomic-bert": ("Wqkv", "out_proj", "mlp"), "gte": ("up_gate_proj",), "jina-bert": ("gated_layers",), "qwen2": ("o_proj", "mlp", "norm"),
-    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "eurobert": ("proj", "norm"), "gemma3": ("",), "gemma3-causal": ("",),
+    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "pplx": ("",), "llama": ("",), "llama-both-ways": ("",),
+    "mistral": ("",), "jina-code": ("up_gated_layer",), "eurobert": ("proj", "norm"), "gemma3": ("",), "gemma3-causal": ("",),
 }  # fmt: skip
 
 CLASSES = dict(zip(FAMILIES, ("Bert", "Roberta", "XLMRoberta", "DistilBert", "MPNet"), strict=True))
@@ -115,7 +140,7 @@ def sentence_model(
 
 def sentence_files(
     directory: Path, *, pooling: str | list[str] = "mean", normalize: bool = True, dense: int = 0, max_length: int | None = None,
-    prompts: dict[str, str] | None = None, truncate_dim: int | None = None, residual: bool = False,
+    prompts: dict[str, str] | None = None, truncate_dim: int | None = None, residual: bool = False, quantized: bool = False,
 ) -> Path:  # fmt: skip
     """Write what sentence-transformers puts beside a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
@@ -132,6 +157,8 @@ def sentence_files(
         save(directory / "2_Dense" / "model.safetensors", layer)
     if normalize:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
+    if quantized:
+        modules.append(("", "FlexibleQuantizer"))
     named = [
         {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for place, (path, kind) in enumerate(modules)

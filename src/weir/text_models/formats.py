@@ -39,8 +39,8 @@ class JsonDocument:
             raise self.wrong(key, value, f"must be a whole number of at least {least}")
         return value
 
-    def number(self, *keys: str, default: float) -> float:
-        """Return the positive, finite number under the first of `keys` that is there, else `default`."""
+    def number(self, *keys: str, default: float | None = None) -> float:
+        """Return the positive, finite number under the first of `keys` that is there, else `default`. With None as the default, one must be there."""
         key, value = self._first(keys, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             raise self.wrong(key, value, "must be a positive number")

@@ -112,6 +112,11 @@ def dense_layers(checkpoint: "Checkpoint", recipe: Recipe) -> "list[Dense]":
     return [] if recipe.pooling in NOT_JOINED else list(checkpoint.dense)
 
 
+def quantizes(checkpoint: "Checkpoint", recipe: Recipe) -> bool:
+    """Return whether a module of the checkpoint makes whole numbers of this recipe's vectors."""
+    return checkpoint.layout.quantized and recipe.pooling not in NOT_JOINED
+
+
 def used_layers(architecture: "Architecture", recipe: Recipe) -> list[int]:
     """Return the layers that the recipe reads, counted from 0. Raises SettingsError naming a layer that the model does not have."""
     if recipe.pooling in OF_LAST_LAYER:

@@ -42,12 +42,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return get
 
 
-def test_jina_bert_is_what_its_paper_describes(made: Callable[[str], Made]) -> None:
-    checkpoint, expected = made("jina-bert")
+@pytest.mark.parametrize("family", ["jina-bert", "jina-code", "nomic-moe"])
+def test_what_transformers_lacks_is_what_papers_describe(family: str, made: Callable[[str], Made]) -> None:
+    checkpoint, expected = made(family)
     network = Network(checkpoint.directory)
+    compute = network.nomic if family == "nomic-moe" else network.jina
     for text, second, tokens in zip(TEXTS, SECONDS, expected, strict=True):
         types = ((np.arange(len(text)) >= second) & (second > 0)).astype(int)
-        assert np.abs(network.jina(text, types) - tokens).max() < 1e-6
+        assert np.abs(compute(text, types) - tokens).max() < 1e-6
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -94,6 +96,21 @@ def test_earlier_layers_are_not_normalized_as_the_last(made: Callable[[str], Mad
     assert np.allclose(both[:, 32:], expected[0], atol=1e-4)
 
 
+def test_nemotron_scores_by_the_mean_of_the_tokens(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model", "llama-both-ways", tokenizer=False, labels=2)
+    checkpoint = read_checkpoint(directory)
+    means, logits = (
+        running(build(checkpoint, Recipe(pooling)), tmp_path / pooling.value)(TEXTS)
+        for pooling in (Pooling.MEAN, Pooling.LOGITS)
+    )
+    assert np.allclose(logits, means @ checkpoint.weights()["score.weight"].T, atol=1e-5)
+    for values, rule in (({"pooling": "max"}, "must be one of avg, cls, last"), ({"temperature": 0.5}, "must be 1")):
+        tiny.change(directory / "config.json", **values)
+        with pytest.raises(SettingsError, match=rule):
+            read_checkpoint(directory)
+        tiny.change(directory / "config.json", pooling="avg")
+
+
 def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
     assert np.allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.allclose(alibi_slopes(12), [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])])
@@ -112,6 +129,10 @@ def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
         ("gte", {"layer_norm_type": "rms_norm"}, "must be layer_norm"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale=True: must be false"),
         ("jina-bert", {"feed_forward_type": "original"}, "must be geglu or reglu"),
+        ("nomic-moe", {"num_shared_experts": 1}, "num_shared_experts=1: must be false or 0"),
+        ("nomic-moe", {"moe_top_k": 6}, "moe_top_k=6: must be at most num_experts=5"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "has no factor, which the model cannot be read without"),
+        ("llama", {"rope_scaling": tiny.LLAMA3 | {"low_freq_factor": 4}}, "low_freq_factor=4.0: must be less than high_freq_factor=4.0"),
         ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads=3: must divide the 4 heads"),
         ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling={'rope_type': 'yarn', 'factor': 4.0}: must be null"),
     ],

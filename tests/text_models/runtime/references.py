@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.text_models.tiny import LLAMA3
 
 # The libraries' own warnings are of all three kinds.
 WITH_TORCH = [
@@ -39,17 +40,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", {"local_attention": 8, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}),
     "nomic-bert": ("NomicBert", {}),
     "gte": ("Gte", {}),
+    "llama": ("Llama", {"num_key_value_heads": 2, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 8}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
     "gemma3": ("Gemma3Text", {**_GEMMA, "use_bidirectional_attention": True}),
     "gemma3-causal": ("Gemma3Text", _GEMMA),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
 }  # fmt: skip
+# Types of encoders, and the family that computes like them with `is_causal` false. Their own classes are code next to the weights.
+ENCODERS = {"llama_bidirec": "llama", "bidirectional_pplx_qwen3": "qwen3"}
 
 # The families that are compared in each task, by the columns of the table in docs/reference/supported-text-models.md.
 CLASSIFIERS = (
     "bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3",
-    "gemma3-causal",
+    "gemma3-causal", "llama", "mistral",
 )  # fmt: skip
 # What of a family's classifier the configuration chooses, one by one.
 READS = {"modernbert": ("cls", "mean"), "eurobert": ("bos", "mean", "late")}

@@ -59,6 +59,20 @@ def test_dense_layers_dimensions_and_several_outputs_follow(folder: Path) -> Non
         assert cosines(tokens, others).min() > 0.99999
 
 
+@pytest.mark.parametrize("runtime", ["onnx", "onnx-file"])
+def test_a_quantizer_makes_whole_numbers(runtime: str, folder: Path, tmp_path: Path) -> None:
+    """As the module FlexibleQuantizer of pplx-embed does."""
+    plain, model = folder / "plain", tmp_path / "model"
+    expected = np.stack(vectors(plain, folder, normalize=False))
+    shutil.copytree(plain, model)
+    tiny.sentence_files(model, normalize=False, quantized=True)
+    found = np.stack(vectors(model, tmp_path, runtime=runtime))
+    np.testing.assert_array_equal(found, np.round(np.tanh(expected) * 127))
+    assert np.ptp(found) > 50
+    cut = np.stack(vectors(model, tmp_path, runtime=runtime, dimensions=8, normalize=True))
+    np.testing.assert_allclose(cut, found[:, :8] / np.linalg.norm(found[:, :8], axis=1, keepdims=True), rtol=1e-5)
+
+
 def test_a_file_that_makes_vectors_of_texts_or_labels_is_served_as_it_is(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "texts", "bert", pooling="cls")
     expected = vectors(model, tmp_path)

@@ -1,6 +1,6 @@
 """Random checkpoints of transformers' own configuration classes: the onnx runtime gives what transformers gives, in each pooling.
 
-JinaBERT v2 has no class in transformers; graph/test_families.py compares it with plain numpy.
+JinaBERT v2 and experts of NomicBERT have no class in transformers; graph/test_families.py compares them with plain numpy.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
-from weir.text_models.runtime import Runtime, open_runtime
+from weir.text_models.runtime import Inputs, Runtime, open_runtime
 from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, TokenRule
 
 pytestmark = WITH_TORCH
@@ -35,12 +35,40 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tmp_path: Path) -> None:
-    pad_id = read_checkpoint(directory).architecture.pad_id
-    inputs = padded_inputs(drawn(7, 40, 1, 23), pad_id=pad_id, mask_special=False)
+    inputs = _inputs(read_checkpoint(directory).architecture.pad_id)
     found, expected = (_opened(directory, kind, pooling, tmp_path).run(inputs)[0] for kind in ("onnx", "torch"))
     kept = inputs.mask > 0 if pooling is Pooling.NONE else slice(None)
     assert cosines(found[kept], expected[kept]).min() >= EXACT
     assert np.abs(found[kept] - expected[kept]).max() < 2e-4
+
+
+@pytest.mark.parametrize(("kind", "family"), references.ENCODERS.items())
+def test_encoders_attend_both_ways(kind: str, family: str, tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", family, is_causal=False)
+    inputs = _inputs()
+    expected = _opened(directory, "torch", Pooling.MEAN, tmp_path).run(inputs)[0]
+    tiny.change(directory / "config.json", model_type=kind, is_causal=None)
+    found = _opened(directory, "onnx", Pooling.MEAN, tmp_path).run(inputs)[0]
+    assert cosines(found, expected).min() >= EXACT
+    assert np.abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_windows_of_encoders_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    window: dict[str, Any] = {
+        "is_causal": False,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    }
+    directory = save(tmp_path / "model", family, **window)
+    inputs = _inputs()
+    found, expected = (_opened(directory, kind, Pooling.MEAN, tmp_path).run(inputs)[0] for kind in ("onnx", "torch"))
+    assert np.abs(found - expected).max() < 1e-5
+
+
+def _inputs(pad_id: int = 1) -> Inputs:
+    return padded_inputs(drawn(7, 40, 1, 23), pad_id=pad_id, mask_special=False)
 
 
 def drawn(*counts: int) -> list[TokenIds]:
@@ -64,7 +92,13 @@ def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any]
     directory = save(tmp_path / "model", family, kind="SequenceClassification", num_labels=3, **more)
     assert read_checkpoint(directory).architecture.labels == 3
     texts = drawn(7, 40, 3)
-    if family in ("qwen2", "qwen3", "gemma3-causal"):  # whose tokenizers may append the padding token
+    if family in (
+        "qwen2",
+        "qwen3",
+        "gemma3-causal",
+        "llama",
+        "mistral",
+    ):  # whose tokenizers may append the padding token
         texts.append(TokenIds(np.array([7, 8, 9, 1, 1], np.int32), 0))
     inputs = padded_inputs(texts, pad_id=1, mask_special=False)
     found, expected = (
@@ -197,6 +231,13 @@ def test_integers_in_ranges_are_those_of_sentence_transformers(packing: Packing)
     ranges = np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32)
     expected = quantize_embeddings(vectors, precision=packing.value, ranges=ranges)
     np.testing.assert_array_equal(quantized(vectors, packing, ranges), expected)
+
+
+def test_a_quantizer_makes_whole_numbers_with_torch(tmp_path: Path) -> None:
+    expected = _opened(save(tmp_path, "bert"), "torch", Pooling.MEAN, tmp_path).run(inputs := _inputs())[0]
+    tiny.sentence_files(tmp_path, normalize=False, quantized=True)
+    found = _opened(tmp_path, "torch", Pooling.MEAN, tmp_path).run(inputs)[0]
+    np.testing.assert_array_equal(found, np.round(np.tanh(expected) * 127))
 
 
 # Scores of pairs are those of sentence-transformers' CrossEncoder, whichever tokenizer a model has.

@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 from weir.errors import SettingsError
 from weir.text_models import Pooling
 from weir.text_models.checkpoint.families import (
+    DECODERS,
     FAMILIES,
     JINA,
+    JINA_CODE,
+    JINA_CODE_NAME,
+    NOMIC_PLAIN,
+    OWN_POSITIONS,
     PROJECTIONS,
     SIZES,
     Architecture,
     Distances,
+    Experts,
+    Llama3Scaling,
     Rotary,
 )
 from weir.text_models.formats import JsonDocument
@@ -26,7 +33,10 @@ def read_family(config: JsonDocument) -> str:
         others = "others are served from an ONNX file that the model has, or with --runtime torch"
         raise config.not_computed("model_type", kind, f"must be one of {known}", others)
     if kind == "bert" and config.text("position_embedding_type", default="absolute") == "alibi":
-        return JINA
+        named = f"{config.values.get('_name_or_path')} {config.values.get('auto_map')}"
+        return JINA_CODE if JINA_CODE_NAME in named else JINA
+    if kind == "nomic_bert" and not config.text("activation_function", default="swiglu").endswith("glu"):
+        return NOMIC_PLAIN
     return FAMILIES[kind]
 
 
@@ -47,7 +57,7 @@ def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier:
 
 def _refuse_variants(config: JsonDocument, family: str) -> None:
     kind = config.text("position_embedding_type", default="absolute")
-    if kind != "absolute" and family not in (JINA, "gte"):
+    if kind != "absolute" and family not in OWN_POSITIONS:
         raise config.not_computed("position_embedding_type", kind, "must be absolute")
     for key in ("is_decoder", "add_cross_attention"):
         if config.switch(key):
@@ -114,7 +124,10 @@ DEFAULTS = {
     "modernbert": Defaults(8192, None, 1e-5, "gelu", 50283),
     "nomic-bert": Defaults(2048, 2, 1e-12, "silu"),
     "gte": Defaults(8192, 1, 1e-12, "gelu"),
-    JINA: Defaults(8192, 2, 1e-12, "gelu"),
+    NOMIC_PLAIN: Defaults(2048, 2, 1e-12, "gelu"),
+    **dict.fromkeys((JINA, JINA_CODE), Defaults(8192, 2, 1e-12, "gelu")),
+    "llama": Defaults(2048, None, 1e-6, "silu"),
+    "mistral": Defaults(131_072, None, 1e-6, "silu"),
     "qwen2": Defaults(32768, None, 1e-6, "silu"),
     "qwen3": Defaults(32768, None, 1e-6, "silu"),
     "gemma3": Defaults(32768, None, 1e-6, "gelu_pytorch_tanh"),
@@ -170,18 +183,26 @@ def _read_deberta(config: JsonDocument, known: dict[str, Any]) -> Architecture:
 def _thetas(config: JsonDocument, kind: str, old_key: str, default: float) -> Rotary:
     """Return the rotary positions of layers of a kind ("full_attention", "sliding_attention"), which newer files state by kind.
 
-    Raises SettingsError for scaled positions.
+    Raises SettingsError for positions that are scaled in another way than Llama 3's.
     """
     stated = config.values.get("rope_parameters")
     stated = stated.get(kind, stated) if isinstance(stated, dict) else {}
     scaling = stated or config.values.get("rope_scaling") or {}
-    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type", "default")) != "default":
-        raise config.not_computed("rope_scaling", scaling, "must be null")
-    return Rotary(
-        JsonDocument(config.path, {**config.values, **stated}).number(
-            "rope_theta" if stated else old_key, default=default
-        )
+    of_type = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
+    if of_type not in ("default", "llama3"):
+        raise config.not_computed("rope_scaling", scaling, "must be null or of the type llama3")
+    theta = JsonDocument(config.path, {**config.values, **stated}).number(
+        "rope_theta" if stated else old_key, default=default
     )
+    return Rotary(theta, scaling=_llama3(JsonDocument(config.path, scaling)) if of_type == "llama3" else None)
+
+
+def _llama3(config: JsonDocument) -> Llama3Scaling:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = Llama3Scaling(*map(config.number, keys))
+    if scaling.low >= scaling.high:
+        raise config.wrong("low_freq_factor", scaling.low, f"must be less than high_freq_factor={scaling.high}")
+    return scaling
 
 
 def _sliding(config: JsonDocument, layers: int, every: int, first: int) -> list[bool]:
@@ -232,10 +253,25 @@ def _read_nomic(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         usual,
         max_length=longest,
         activation={"swiglu": "silu", "geglu": "gelu"}.get(usual.activation, usual.activation),
-        gated=True,
+        gated=known["family"] != NOMIC_PLAIN,
+        experts=_read_experts(config),
         rotary=(Rotary(theta) if theta > 1 else _thetas(config, "full_attention", "rope_theta", 1000.0),)
         * known["layers"],
     )
+
+
+def _read_experts(config: JsonDocument) -> Experts | None:
+    """Return the experts of NomicBERT, if it has any. Raises SettingsError for experts that differ from those of nomic-embed-text-v2-moe."""
+    every = config.integer("moe_every_n_layers", default=0, least=0)
+    if every < 2:
+        return None
+    for key in ("expert_choice_router", "moe_normalize_expert_weights", "num_shared_experts"):
+        if config.values.get(key):
+            raise config.wrong(key, config.values[key], "must be false or 0: such experts are not computed")
+    experts = Experts(config.integer("num_experts"), config.integer("moe_top_k"), every)
+    if experts.used > experts.total:
+        raise config.wrong("moe_top_k", experts.used, f"must be at most num_experts={experts.total}")
+    return experts
 
 
 def _read_gte(config: JsonDocument, known: dict[str, Any]) -> Architecture:
@@ -265,18 +301,20 @@ def _read_jina(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         activation={"geglu": "gelu", "reglu": "relu"}[kind],
         gated=True,
         alibi=True,
+        head_norm=known["family"] == JINA_CODE,
     )
 
 
 def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
-    """Read Qwen2, Qwen3 or Gemma 3. As an encoder, it may attend to later tokens too (is_causal, use_bidirectional_attention)."""
+    """Read one of DECODERS. As an encoder, it may attend to later tokens too (is_causal, use_bidirectional_attention, the types of such encoders)."""
     family, layers = known["family"], known["layers"]
-    gemma = family == "gemma3"
+    gemma, mistral = family == "gemma3", family == "mistral"
+    both_ways = config.text("model_type") in ENCODERS or config.switch("use_bidirectional_attention")
     head_size = config.integer("head_dim", default=256 if gemma else known["hidden_size"] // known["heads"])
-    attended = config.integer("num_key_value_heads", default=4 if gemma else known["heads"])
+    attended = config.integer("num_key_value_heads", default=4 if gemma else 8 if mistral else known["heads"])
     if known["heads"] % attended:
         raise config.wrong("num_key_value_heads", attended, f"must divide the {known['heads']} heads")
-    causal = not config.switch("use_bidirectional_attention") and config.switch("is_causal", default=True)
+    causal = not both_ways and config.switch("is_causal", default=True)
     everywhere = _thetas(config, "full_attention", "rope_theta", 1e6 if gemma else 10_000.0)
     sliding, near, local = [False] * layers, 0, everywhere
     if gemma:
@@ -284,14 +322,14 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         near = config.integer("sliding_window", default=4096)
         near = near if causal else near // 2 + 1
         local = _thetas(config, "sliding_attention", "rope_local_base_freq", 10_000.0)
-    elif config.switch("use_sliding_window"):
-        from_layer = config.integer("max_window_layers", default=28, least=0)
+    elif config.values.get("sliding_window", 4096) if mistral else config.switch("use_sliding_window"):
+        from_layer = 0 if mistral else config.integer("max_window_layers", default=28, least=0)
         sliding = (
             _sliding(config, layers, 1, 1)
             if "layer_types" in config
             else [layer >= from_layer for layer in range(layers)]
         )
-        near = config.integer("sliding_window", default=4096)
+        near = config.integer("sliding_window", default=4096) + (not causal)
     if softcapping := config.values.get("attn_logit_softcapping"):
         raise config.not_computed("attn_logit_softcapping", softcapping, "must be null")
     return replace(
@@ -305,13 +343,30 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         key_value_heads=attended,
         head_size=head_size,
         query_scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5 if gemma else 0.0,
-        head_norm=family != "qwen2",
+        head_norm=family in ("qwen3", "gemma3"),
         rotary=tuple(local if is_local else everywhere for is_local in sliding),
         windows=tuple(near if is_local else 0 for is_local in sliding) if any(sliding) else (),
         causal=causal,
         classifier_reads=Pooling.SEP,
         passed_over=config.integer("pad_token_id", least=0) if "pad_token_id" in config else -1,
     )
+
+
+# The types of model that attend both ways, and what the classifier of Nemotron reads, by `pooling`.
+ENCODERS = ("llama_bidirec", "bidirectional_pplx_qwen3")
+NEMOTRON_READS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.SEP}
+
+
+def _read_llama(config: JsonDocument, known: dict[str, Any]) -> Architecture:
+    decoder = _read_decoder(config, known)
+    if not known["labels"] or config.text("model_type") not in ENCODERS:
+        return decoder
+    reads = config.text("pooling", default="avg")
+    if reads not in NEMOTRON_READS:
+        raise config.wrong("pooling", reads, f"must be one of {', '.join(NEMOTRON_READS)}")
+    if (temperature := config.number("temperature", default=1.0)) != 1.0:
+        raise config.wrong("temperature", temperature, "must be 1: scores are not divided")
+    return replace(decoder, classifier_reads=NEMOTRON_READS[reads], passed_over=-1)
 
 
 def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
@@ -340,6 +395,6 @@ def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
 # What EuroBERT's classifier reads, by classifier_pooling: "late" computes a number for each token, and their mean.
 EUROBERT_READS = {"bos": Pooling.CLS, "mean": Pooling.MEAN, "late": Pooling.NONE}
 READERS: Mapping[str, Callable[[JsonDocument, dict[str, Any]], Architecture]] = {
-    "deberta-v2": _read_deberta, "modernbert": _read_modernbert, "nomic-bert": _read_nomic, "gte": _read_gte, JINA: _read_jina,
-    "qwen2": _read_decoder, "qwen3": _read_decoder, "gemma3": _read_decoder, "eurobert": _read_eurobert,
+    "deberta-v2": _read_deberta, "modernbert": _read_modernbert, "nomic-bert": _read_nomic, NOMIC_PLAIN: _read_nomic, "gte": _read_gte,
+    JINA: _read_jina, JINA_CODE: _read_jina, **dict.fromkeys(DECODERS, _read_decoder), "llama": _read_llama, "eurobert": _read_eurobert,
 }  # fmt: skip

@@ -4,7 +4,7 @@ The canonical names of weights, the same for all families:
 
 - `embeddings.word`, `embeddings.position`, `embeddings.type`, `embeddings.norm.*`, `embeddings.projection.*` (ALBERT, ELECTRA);
 - for each layer, counted from 0: `layer.0.query`, `.key`, `.value`, `.output`, `.attention_norm`, `.up`, `.down`, `.norm`; where there are any also `.gate`,
-  `.query_norm`, `.key_norm`, `.attention_post_norm`, `.post_norm` (Gemma), `.position_query`, `.position_key` (DeBERTa);
+  `.query_norm`, `.key_norm`, `.attention_post_norm`, `.post_norm` (Gemma), `.position_query`, `.position_key` (DeBERTa); with experts `.router`, `.experts.*`;
 - `final_norm.*`, `relative_bias` [buckets, heads] (MPNet), `distances` and `distances.norm.*` (DeBERTa);
 - `pooler.*`, and the heads of classifiers by their stored names.
 
@@ -12,10 +12,21 @@ Matrices have torch's layout [outputs, inputs]. A name "a:1/3" is the second of 
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.text_models import Pooling
+
+
+class Llama3Scaling(NamedTuple):
+    """Llama 3's scaling of rotary positions: waves are stretched by `factor` if fewer than `low` of them fit into `length` tokens, and not at all if
+    more than `high` do."""
+
+    factor: float
+    low: float
+    high: float
+    length: float
 
 
 class Rotary(NamedTuple):
@@ -24,10 +35,23 @@ class Rotary(NamedTuple):
     Attributes:
         theta: the base of the wavelengths.
         stretch: the factor by which NTK scaling stretches them (1: as trained).
+        scaling: Llama 3's scaling, if any.
     """
 
     theta: float
     stretch: float = 1.0
+    scaling: Llama3Scaling | None = None
+
+
+class Experts(NamedTuple):
+    """A mixture of experts: in some layers a router chooses, for each token, `used` of `total` feed-forward layers.
+
+    `every`, 2 or more, is the distance between two such layers, of which the first is the layer 1.
+    """
+
+    total: int
+    used: int
+    every: int
 
 
 class Distances(NamedTuple):
@@ -80,12 +104,13 @@ class Architecture:
         key_value_heads: how many heads keys and values have; 0 for as many as queries.
         head_size: the size of a head; 0 for hidden_size / heads.
         query_scale: the factor of products of queries and keys; 0 for 1 / sqrt(head size).
-        head_norm: whether queries and keys are normalized head by head.
+        head_norm: whether queries and keys are normalized: head by head, or all heads as one (JinaBERT for code).
         rotary: the rotary positions of each layer; empty without.
         windows: for each layer, a token attends to tokens at smaller distances than this, 0 for all; empty if all layers attend to all.
         causal: whether a token attends to no later one.
         alibi: whether a penalty for the distance, of another slope in each head, is added in attention.
         distances: DeBERTa's attention to distances, or None.
+        experts: the experts of the feed-forward layers, or None.
         classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), the mean (ModernBERT may), or with
             NONE each token, of whose numbers the mean counts (EuroBERT).
         passed_over: the token that does not count as the last one for a classifier, as it is padding wherever it stands; -1 for none.
@@ -124,6 +149,7 @@ class Architecture:
     causal: bool = False
     alibi: bool = False
     distances: Distances | None = None
+    experts: Experts | None = None
     classifier_reads: Pooling = Pooling.CLS
     passed_over: int = -1
 
@@ -141,6 +167,11 @@ class Architecture:
     def attended_heads(self) -> int:
         """How many heads keys and values have."""
         return self.key_value_heads or self.heads
+
+    @property
+    def mixed_layers(self) -> range:
+        """The layers that have experts."""
+        return range(1, self.layers, self.experts.every) if self.experts else range(0)
 
     @property
     def scale(self) -> float:
@@ -166,12 +197,21 @@ FAMILIES = {
     "gte": "gte",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "bidirectional_pplx_qwen3": "qwen3",
     "gemma3_text": "gemma3",
     "eurobert": "eurobert",
+    "llama": "llama",
+    "llama_bidirec": "llama",
+    "mistral": "mistral",
 }
 MODEL2VEC = "model2vec"  # the model_type of one that is not among FAMILIES, as it has no network
 STATIC = "static"  # a table alone, see StaticStore
 JINA = "jina-bert"  # has the model_type bert, and position_embedding_type alibi
+JINA_CODE = "jina-code"  # so does this one, and the name of its code
+JINA_CODE_NAME = "jina-bert-v2-qk-post-norm"
+NOMIC_PLAIN = "nomic-plain"  # has the model_type nomic_bert, and no gate in its feed-forward layers
+OWN_POSITIONS = (JINA, JINA_CODE, "gte")  # families whose position_embedding_type need not be absolute
+DECODERS = ("qwen2", "qwen3", "gemma3", "llama", "mistral")
 
 # The keys of each size in config.json: the usual one, then DistilBERT's, then those of GPT-2, which NomicBert has.
 SIZES = {
@@ -244,6 +284,12 @@ LAYERS: dict[str, dict[str, str]] = {
     JINA: BERT_LAYER | {
         "gate": "mlp.gated_layers:0/2", "up": "mlp.gated_layers:1/2", "down": "mlp.wo", "norm": "mlp.layernorm",
     },
+    JINA_CODE: BERT_LAYER | {
+        "query_norm": "attention.self.layer_norm_q", "key_norm": "attention.self.layer_norm_k", "attention_post_norm": "layer_norm_1",
+        "up": "mlp.up_gated_layer:0/2", "gate": "mlp.up_gated_layer:1/2", "down": "mlp.down_layer", "norm": "layer_norm_2",
+    },
+    "llama": DECODER_LAYER,
+    "mistral": DECODER_LAYER,
     "qwen2": DECODER_LAYER,
     "qwen3": DECODER_LAYER | HEAD_NORMS,
     "eurobert": DECODER_LAYER,
@@ -251,16 +297,23 @@ LAYERS: dict[str, dict[str, str]] = {
         "attention_post_norm": "post_attention_layernorm", "norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm",
     },
 }  # fmt: skip
+LAYERS[NOMIC_PLAIN] = {here: there for here, there in LAYERS["nomic-bert"].items() if here != "gate"} | {
+    "up": "mlp.fc1"
+}
+# What a layer with experts has in the place of its feed-forward layers.
+EXPERTS = {
+    "router.weight": "mlp.router.layer.weight",
+    "experts.up": "mlp.experts.mlp.w1",
+    "experts.down": "mlp.experts.mlp.w2",
+    "experts.bias": "mlp.experts.bias",
+}
 # Where the layers of a family are; {} is their number.
 ROOTS = {
     "distilbert": "transformer.layer.{}.",
     "albert": "encoder.albert_layer_groups.0.albert_layers.0.",
     "modernbert": "layers.{}.",
-    "nomic-bert": "encoder.layers.{}.",
-    "qwen2": "layers.{}.",
-    "qwen3": "layers.{}.",
-    "gemma3": "layers.{}.",
-    "eurobert": "layers.{}.",
+    **dict.fromkeys(("nomic-bert", NOMIC_PLAIN), "encoder.layers.{}."),
+    **dict.fromkeys((*DECODERS, "eurobert"), "layers.{}."),
 }
 ROOT = "encoder.layer.{}."
 # Families in which each weight that goes with a matrix must be there. In others, what is not stored is not added.
@@ -292,12 +345,8 @@ HEADS: dict[str, tuple[str, ...]] = {
     "albert": ONE_LAYER_HEAD,
     "deberta-v2": ("pooler.dense.weight", "pooler.dense.bias", *ONE_LAYER_HEAD),
     "modernbert": ("head.dense.weight", "head.norm.weight", *ONE_LAYER_HEAD),
-    "nomic-bert": ONE_LAYER_HEAD,
-    "gte": ONE_LAYER_HEAD,
-    JINA: ONE_LAYER_HEAD,
-    "qwen2": ("score.weight",),
-    "qwen3": ("score.weight",),
-    "gemma3": ("score.weight",),
+    **dict.fromkeys(("nomic-bert", NOMIC_PLAIN, "gte", JINA, JINA_CODE), ONE_LAYER_HEAD),
+    **dict.fromkeys(DECODERS, ("score.weight",)),
     "eurobert": ("dense.weight", "dense.bias", *ONE_LAYER_HEAD),
 }
 
@@ -312,12 +361,16 @@ def weight_names(family: str, layers: int) -> dict[str, str]:
     return names | _layer_names(family, layers)
 
 
-def _layer_names(family: str, layers: int) -> dict[str, str]:
-    """Return the names of the weights of all layers. A part of a weight is a part of its matrix and of its bias."""
-    names = {}
+def _layer_names(family: str, layers: int, mixed: Collection[int] = ()) -> dict[str, str]:
+    """Return the names of the weights of all layers; those in `mixed` have experts. A part of a weight is a part of its matrix and of its bias."""
+    names: dict[str, str] = {}
     for layer in range(layers):
         root = ROOTS.get(family, ROOT).format(layer)
+        if layer in mixed:
+            names |= {f"layer.{layer}.{here}": root + there for here, there in EXPERTS.items()}
         for here, there in LAYERS[family].items():
+            if layer in mixed and here in ("up", "down"):
+                continue
             stored, colon, part = there.partition(":")
             for kind in ("weight", "bias"):
                 names[f"layer.{layer}.{here}.{kind}"] = f"{root}{stored}.{kind}{colon}{part}"
@@ -328,7 +381,7 @@ def names_of(architecture: Architecture) -> dict[str, str]:
     """Return the names in the files, without prefix, of all weights that a network of this architecture may have, by canonical name."""
     family = architecture.family
     layers = 1 if architecture.shared_layers else architecture.layers
-    if family in ("qwen2", "qwen3", "gemma3", "eurobert"):
+    if family in (*DECODERS, "eurobert"):
         names = {"embeddings.word": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
     elif family == "modernbert":
         names = {
@@ -340,7 +393,7 @@ def names_of(architecture: Architecture) -> dict[str, str]:
         }
     else:
         names = dict(EMBEDDINGS)
-        if family == "nomic-bert":
+        if family in ("nomic-bert", NOMIC_PLAIN):
             names |= {"embeddings.norm.weight": "emb_ln.weight", "embeddings.norm.bias": "emb_ln.bias"}
         if not architecture.position_table:
             del names["embeddings.position"]
@@ -350,7 +403,7 @@ def names_of(architecture: Architecture) -> dict[str, str]:
         names |= RELATIVE_BIAS
     if architecture.embedding_size:
         names |= {f"embeddings.projection.{kind}": f"{PROJECTIONS[family]}.{kind}" for kind in ("weight", "bias")}
-    names |= _layer_names(family, layers)
+    names |= _layer_names(family, layers, architecture.mixed_layers)
     if architecture.distances is not None:
         names |= _distance_names(architecture.distances, layers)
     return names

@@ -16,7 +16,7 @@ import numpy as np
 from weir.errors import SettingsError
 from weir.text_models import DEFAULT_COMPUTING, ComputingSettings, Pooling
 from weir.text_models.checkpoint.configuration import read_architecture, read_family
-from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture
+from weir.text_models.checkpoint.families import MODEL2VEC, OWN_POSITIONS, SIZES, Architecture
 from weir.text_models.checkpoint.heads import (
     Dense,
     ModelHeads,
@@ -63,6 +63,7 @@ CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers' classes of models that label texts
 LANGUAGE_MODEL = "ForCausalLM"  # the end of the names of classes of decoders that say the next word
 MODULES = "modules.json"
+QUANTIZER = "FlexibleQuantizer"  # a module of pplx-embed
 ROUTER = "router_config.json"  # in the folder of a Router
 DOCUMENT = "document"  # the route of a Router that states no default
 ENCODING_SETTINGS = "config_sentence_transformers.json"
@@ -118,6 +119,7 @@ class ModelLayout:
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
         late: how queries and documents become vectors of tokens, if the model was trained for late interaction.
         static: whether there is no network, but a vector for each token (see StaticStore); no special tokens are put around texts.
+        quantized: whether each number x of a vector becomes the whole number next to 127 · tanh(x), before vectors are cut and scaled.
         reads: a file that states how many numbers the network makes for a token, and how many; None if there is none.
 
     A dense layer without a pooling makes token vectors.
@@ -138,6 +140,7 @@ class ModelLayout:
     answers: tuple[int, int] | None = None
     late: LateInteraction | None = None
     static: bool = False
+    quantized: bool = False
     reads: tuple[Path, int] | None = None
 
 
@@ -145,7 +148,7 @@ class ModelLayout:
 # effect after training.
 _STEPS: Mapping[str, Mapping[str, str]] = {
     "network": {"Dropout": "network", "Pooling": "texts"},
-    "texts": {"Dropout": "texts", "Dense": "texts", "Normalize": "end"},
+    "texts": {"Dropout": "texts", "Dense": "texts", "Normalize": "end", QUANTIZER: "end"},
     "tokens": {"Dense": "tokens", MASK_MODULE: "tokens", "Normalize": "end"},  # of late interaction
     "end": {},
 }
@@ -216,6 +219,7 @@ def _layout_of_vectors(
         similarity=_similarity(settings) if interaction is None else interaction.similarity,
         late=interaction,
         static=static,
+        quantized=bool(rest) and rest[-1][1] == QUANTIZER,
         reads=reads,
     )
 
@@ -680,7 +684,7 @@ def _is_for_torch_only(config: JsonDocument) -> bool:
         family = read_family(config)
     except SettingsError:
         return True
-    return family not in (JINA, "gte") and config.text("position_embedding_type", default="absolute") != "absolute"
+    return family not in OWN_POSITIONS and config.text("position_embedding_type", default="absolute") != "absolute"
 
 
 def _read_any_architecture(config: JsonDocument, store: Store | OnnxStore) -> Architecture:

@@ -20,6 +20,7 @@ from weir.text_models.checkpoint.families import (
     ALBERT_POOLER,
     COMPLETE,
     HEADS,
+    JINA_CODE,
     POOLER,
     ROOT,
     ROOTS,
@@ -516,7 +517,7 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
         hidden,
     )
     vectors |= {"embeddings.norm": words if sizes.family in ("albert", "electra") else hidden}
-    vectors |= dict.fromkeys(("query_norm", "key_norm"), sizes.size_of_head)
+    vectors |= dict.fromkeys(("query_norm", "key_norm"), hidden if sizes.family == JINA_CODE else sizes.size_of_head)
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word": (sizes.vocab_size, words),
         "embeddings.position": (sizes.max_length + sizes.position_offset, words),
@@ -524,6 +525,10 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
         "relative_bias": (sizes.relative_buckets, sizes.heads),
         "distances": (2 * span, hidden),
     }
+    if sizes.experts is not None:
+        total = sizes.experts.total
+        shapes |= dict.fromkeys(("experts.up", "experts.down"), (total * inner, hidden))
+        shapes |= {"router.weight": (total, hidden), "experts.bias": (hidden,)}
     shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
     return shapes | {f"{name}.{kind}": (size,) for name, size in vectors.items() for kind in ("weight", "bias")}

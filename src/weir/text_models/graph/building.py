@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Recipe
 from weir.text_models.graph import Assembly, Graph, Numbers, Output
 from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
-from weir.text_models.recipe import dense_layers, dimensions_of, used_layers
+from weir.text_models.recipe import dense_layers, dimensions_of, quantizes, used_layers
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.heads import Dense, TokenHead, WordHead
@@ -64,10 +64,10 @@ _OWN_LAYERS = {
     "modernbert": ("head.dense", "gelu"),
     "eurobert": ("dense", "gelu"),
 }
-_ON_POOLER = ("bert", "albert", "nomic-bert", "gte", "jina-bert")
+_ON_POOLER = ("bert", "albert", "nomic-bert", "nomic-plain", "gte", "jina-bert", "jina-code")
 _CLASSIFIERS = {
     **dict.fromkeys(("roberta", "xlm-roberta", "mpnet", "electra"), "classifier.out_proj"),
-    **dict.fromkeys(("qwen2", "qwen3", "gemma3"), "score"),
+    **dict.fromkeys(("qwen2", "qwen3", "gemma3", "llama", "mistral"), "score"),
 }
 
 
@@ -375,6 +375,8 @@ class _Parts(NamedTuple):
         value = rows if first_alone else self.encoder.rows.unpack(rows)
         value = self._pooled(PoolingLayers(self.assembly, value, recipe.window))
         value = finisher.dense(value, dense_layers(self.checkpoint, recipe))
+        if quantizes(self.checkpoint, recipe):
+            value = self.assembly.add("Round", self.assembly.add("Mul", self.assembly.add("Tanh", value), 127.0))
         if recipe.dimensions is not None:
             value = finisher.cut(value, dimensions)
         if recipe.normalize:

@@ -341,8 +341,14 @@ class GeneralLayers(EncoderLayers):
         if order == "static":  # the embeddings are all that there is
             return self.value
         if order == "post":
+            before = self.value
             self._add_and_normalize(self._attend_in(name, index), name + "output", name + "attention_norm")
-            self._add_and_normalize(self._feed(name), name + "down", name + "norm")
+            if f"{name}attention_post_norm.weight" in self._weights:  # JinaBERT for code adds its input a second time
+                self.value = self._norm(self._assembly.add("Sum", before, self.value), name + "attention_post_norm")
+            if index in self._architecture.mixed_layers:
+                self.value = self._norm(self._assembly.add("Sum", self._feed_experts(name), self.value), name + "norm")
+            else:
+                self._add_and_normalize(self._feed(name), name + "down", name + "norm")
             return self.value
         self._add_part(
             name + "attention_norm", name + "output", name + "attention_post_norm", lambda: self._attend_in(name, index)
@@ -375,6 +381,48 @@ class GeneralLayers(EncoderLayers):
         gate, up = self._assembly.add_several("Split", [both, [size, size]], 2, axis=-1)
         return self._assembly.add("Mul", self._numbers.activate(gate, activation), up)
 
+    def _feed_experts(self, name: str) -> str:
+        """Add the mean of the experts that the router chooses for each row, weighed by their probabilities, which are not scaled to a sum of 1.
+
+        Rows are sorted by expert, so that each expert computes those rows alone that chose it. Source: Shazeer et al. 2017, section 2.1, and the
+        configuration of nomic-embed-text-v2-moe.
+        """
+        add, several, experts = self._assembly.add, self._assembly.add_several, self._architecture.experts
+        assert experts is not None
+        size, dtype = self._architecture.hidden_size, self._numbers.dtype
+        rows = add("Reshape", self.value, [-1, size])
+        router = self._assembly.weight(f"{name}router.weight", self._weights[f"{name}router.weight"].T)
+        odds = add("Softmax", add("MatMul", self._numbers.cast(rows, "float32"), router), axis=-1)
+        shares, chosen = several("TopK", [odds, [experts.used]], 2, axis=-1)
+        chosen = add("Reshape", chosen, [-1])
+        count = add("Shape", chosen)
+        _, order = several("TopK", [chosen, count], 2, axis=0, largest=0)
+        _, back = several("TopK", [order, count], 2, axis=0, largest=0)
+        of_each = add("Equal", add("Unsqueeze", chosen, [1]), list(range(experts.total)))
+        counts = add("ReduceSum", add("Cast", of_each, to=_INT64), [0], keepdims=0)
+        taken = add("Gather", rows, add("Div", order, experts.used))
+        made = self._by_expert(name, several("Split", [taken, counts], experts.total, axis=0))
+        made = add("Reshape", add("Gather", made, back), [-1, experts.used, size])
+        shares = add("Unsqueeze", self._numbers.cast(shares, dtype), [2])
+        out = add("ReduceSum", add("Mul", made, shares), [1], keepdims=0)
+        if (bias := self._weights.get(f"{name}experts.bias")) is not None:
+            out = add("Add", out, self._numbers.vector(f"{name}experts.bias", bias))
+        return add("Reshape", out, add("Shape", self.value))
+
+    def _by_expert(self, name: str, parts: Sequence[str]) -> str:
+        """Return the rows in `parts`, one part for each expert, after the feed-forward layers of their expert, [rows, hidden size]."""
+        ranges, activation = self._input_ranges(), self._architecture.activation
+        ups, downs = (
+            self._weights[f"{name}experts.{part}"].reshape(len(parts), -1, self._architecture.hidden_size)
+            for part in ("up", "down")
+        )
+        made = []
+        for expert, (rows, up, down) in enumerate(zip(parts, ups, downs, strict=True)):
+            own = f"{name}experts.{expert}"
+            wide = self._numbers.dense(rows, f"{own}.up", up, None, activation, ranges)
+            made.append(self._numbers.product(wide, f"{own}.down", down.T, None)[0])
+        return self._assembly.add("Concat", *made, axis=0)
+
     def _matrices(self, name: str, parts: Sequence[str]) -> tuple[Array, Array | None]:
         """Return the weight and the bias of several dense layers, concatenated along the outputs; None if none has a bias."""
         weight, bias = self._concatenated(name, parts)
@@ -393,8 +441,8 @@ class GeneralLayers(EncoderLayers):
             parts = self._assembly.add_several("Split", [three, [wide, narrow, narrow]], 3, axis=-1)
             if sizes.head_norm:
                 parts[:2] = (
-                    self._norm_heads(parts[0], name + "query_norm", sizes.heads),
-                    self._norm_heads(parts[1], name + "key_norm", sizes.attended_heads),
+                    self._norm_heads(parts[0], name + "query_norm"),
+                    self._norm_heads(parts[1], name + "key_norm"),
                 )
             query, key, value = map(rows.unpack, parts)
         query, key = self._turned(query, index), self._turned(key, index)
@@ -420,11 +468,11 @@ class GeneralLayers(EncoderLayers):
             self._seeing[window] = add("ReduceMax", both, [2], keepdims=1)
         return self._seeing[window]
 
-    def _norm_heads(self, rows: str, name: str, heads: int) -> str:
-        """Return `rows` with each head normalized by itself."""
-        kept, size = [0] * self.rows.axes, self._architecture.size_of_head
-        apart = self._assembly.add("Reshape", rows, [*kept, heads, size])
-        return self._assembly.add("Reshape", self._norm(apart, name), [*kept, heads * size])
+    def _norm_heads(self, rows: str, name: str) -> str:
+        """Return `rows` with each head normalized by itself, or all of them as one where the normalization has their size."""
+        kept, size = [0] * self.rows.axes, len(self._weights[f"{name}.weight"])
+        apart = self._assembly.add("Reshape", rows, [*kept, -1, size])
+        return self._assembly.add("Reshape", self._norm(apart, name), [*kept, -1])
 
     def _turned(self, value: str, index: int) -> str:
         """Return queries or keys [batch, length, heads · size] turned by their positions, if the layer has rotary positions."""
@@ -434,7 +482,7 @@ class GeneralLayers(EncoderLayers):
         each = rotary[index]
         if each not in self._turns:
             tables = rotary_tables(each, self._architecture.size_of_head, self._architecture.max_length)
-            names = (f"{part}-{each.theta}-{each.stretch}" for part in ("cos", "sin"))
+            names = (f"{part}-{each}" for part in ("cos", "sin"))
             self._turns[each] = [
                 self._assembly.weight(name, table.astype(self._numbers.dtype))
                 for name, table in zip(names, tables, strict=True)
@@ -580,10 +628,15 @@ def alibi_slopes(heads: int) -> NDArray[np.float32]:
 def rotary_tables(rotary: "Rotary", size: int, max_length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return cosine and sine [max_length, size / 2] of the angles by which each pair of numbers of a head is turned at each position.
 
-    Source: Su et al. 2021 (RoFormer), section 3.2; NTK scaling stretches all wavelengths, the longest ones most, as the model code of GTE does.
+    Source: Su et al. 2021 (RoFormer), section 3.2; NTK scaling stretches all wavelengths, the longest ones most, as the model code of GTE does. Llama 3's
+    scaling follows `rope_scaling` of its config.json; between its two bounds the share of the stretched wave falls linearly.
     """
     places = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     frequencies = 1.0 / np.float32(rotary.theta * rotary.stretch) ** places / np.float32(rotary.stretch ** (2 / size))
+    if rotary.scaling is not None:
+        factor, low, high, length = rotary.scaling
+        kept = np.clip((length / (2 * np.pi) * frequencies - low) / (high - low), 0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
     angles = np.arange(max_length, dtype=np.float32)[:, None] * frequencies[None].astype(np.float32)
     return np.cos(angles), np.sin(angles)
 

@@ -28,7 +28,7 @@ from weir.text_models import WITH_CLASSIFIER, ComputingSettings, Pooling, Precis
 from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
-from weir.text_models.recipe import dense_layers, dimensions_of
+from weir.text_models.recipe import dense_layers, dimensions_of, quantizes
 from weir.text_models.runtime import CPU, Inputs, memory_limit
 
 if TYPE_CHECKING:
@@ -238,6 +238,7 @@ class OnnxFileRuntime:
         self._recipe = recipe
         self._output = checkpoint.onnx.output(recipe.pooling in WITH_CLASSIFIER)
         self._dense = dense_layers(checkpoint, recipe)
+        self._quantizes = quantizes(checkpoint, recipe)
         self._dtypes = {each.name: _FILE_DTYPES[each.type] for each in session.get_inputs()}
         self.device = device if device == CPU or CUDA in session.get_providers() else CPU
         self.dimensions = dimensions
@@ -268,6 +269,8 @@ class OnnxFileRuntime:
             out = vectors @ layer.weight.T + (0 if layer.bias is None else layer.bias)
             made = _ACTIVATIONS[layer.activation](out)
             vectors = made if layer.residual is None else made + vectors @ layer.residual.T
+        if self._quantizes:
+            vectors = np.round(np.tanh(vectors) * 127)
         if recipe.dimensions is not None:
             vectors = vectors[..., : recipe.dimensions]
         if recipe.normalize:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.errors import SettingsError, add_extra
 from weir.model import take_any_shape
 from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
-from weir.text_models.recipe import dense_layers, dimensions_of
+from weir.text_models.recipe import dense_layers, dimensions_of, quantizes
 from weir.text_models.runtime import CPU, Inputs
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ class TorchRuntime:
         self._recipe = recipe
         self._has_types = checkpoint.architecture.type_vocab_size > 1
         self._dense = self._on_device(dense_layers(checkpoint, recipe))
+        self._quantizes = quantizes(checkpoint, recipe)
         heads = {Pooling.SPARSE: checkpoint.heads.weights, Pooling.TOKENS: checkpoint.heads.tokens}
         self._heads = {
             pooling: self._on_device(head.layers)
@@ -222,6 +223,8 @@ class TorchRuntime:
         if read is None:
             read = pool_all(torch, value, mask, pool, self._recipe)
         read = self._through(self._dense, read)
+        if self._quantizes:
+            read = (read.tanh() * 127).round()
         if self._recipe.dimensions is not None:
             read = read[..., : self._recipe.dimensions]
         return torch.nn.functional.normalize(read, dim=-1) if self._recipe.normalize else read
