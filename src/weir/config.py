@@ -109,6 +109,11 @@ def that_affect_speed(settings: Checked) -> dict[str, Any]:
     return {each.name: getattr(settings, each.name) for each in fields(settings) if each.metadata["speed"]}
 
 
+def stated_settings(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `values` that the dataclass of settings `kind` declares."""
+    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
+
+
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 

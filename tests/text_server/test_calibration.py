@@ -45,7 +45,9 @@ def budget(
         return Summing().predict(batch)
 
     options: dict[str, Any] = {"identity": {"model": "a"}, "progress": lambda *each: shown.append(each), **more}
-    settings = {"executor": FakeExecutor(answer), "clock": clock}
+    # What a worker that measures does not share with those that serve.
+    stated = {"workers": 3, "ray_detached": "kept", "device_group": "a", "pipeline_depth": 2}
+    settings = {**stated, "executor": FakeExecutor(answer), "clock": clock}
     wanted = Measurement(Summing, {}, TextsToMeasure(256), safe_tokens=512, settings=settings, **options)
     return asyncio.run(budget_for(wanted, folder)), shown
 

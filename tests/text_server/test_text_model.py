@@ -13,7 +13,8 @@ from tests.text_models import tiny
 import weir.embedding
 from weir.errors import SettingsError
 from weir.text_models import ComputingSettings, TextSettings
-from weir.text_server.text_model import TextModelSpec, with_shares
+from weir.text_server.calibration import Measurement, no_progress
+from weir.text_server.text_model import ServedTextModel, TextModelSpec, with_shares
 from weir.workers.cpus import cpu_count
 
 
@@ -66,6 +67,21 @@ def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypat
         shared[0].worker_settings()
     monkeypatch.setattr("weir.text_server.text_model.cpu_quota", lambda: 1.5)
     assert spec().bulk_workers == 0
+
+
+async def test_a_worker_that_measures_has_the_settings_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Measurement] = []
+
+    async def budget_for(wanted: Measurement, folder: Path) -> None:
+        measured.append(wanted)
+
+    monkeypatch.setattr("weir.text_server.text_model.budget_for", budget_for)
+    stated = {"executor": "ray", "ray_address": "head:6379", "num_gpus": 0.5}
+    model = spec(timeout=5.0, **stated)._replace(directory=tiny.sentence_model(tmp_path))
+    await ServedTextModel(model).budget(no_progress)
+    assert [each.settings for each in measured] == [stated]
 
 
 def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:

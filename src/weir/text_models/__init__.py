@@ -5,11 +5,11 @@ and with which share of the machine.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, one_of, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, one_of, setting, stated_settings
 from weir.errors import SettingsError
 from weir.text_models.formats import DEVICE_RULE, DTYPES, RUNTIMES, is_device, is_dtype
 
@@ -322,9 +322,6 @@ ALONE = WorkerShare()
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[TextSettings, ComputingSettings, dict[str, Any]]:
     """Return the settings of a text model among `settings`, and the others. Raises SettingsError naming the setting that breaks its rule."""
-    parts = [
-        {each.name: settings[each.name] for each in fields(kind) if each.name in settings}
-        for kind in (TextSettings, ComputingSettings)
-    ]
+    parts = [stated_settings(kind, settings) for kind in (TextSettings, ComputingSettings)]
     rest = {name: value for name, value in settings.items() if not any(name in part for part in parts)}
     return TextSettings(**parts[0]), ComputingSettings(**parts[1]), rest

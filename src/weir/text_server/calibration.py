@@ -288,7 +288,8 @@ class Measurement(NamedTuple):
         identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
             key of the result.
         safe_tokens: the budget, in tokens, after a disturbed measurement.
-        settings: settings of the worker, see Service.
+        settings: settings of the workers that will serve, see Service. The worker that measures has them too, except those
+            for several workers and `ray_detached`.
         in_one_thread: whether the main thread of a worker computes all of a batch.
         progress: called with the progress.
     """
@@ -378,6 +379,7 @@ async def _measure(wanted: Measurement, rounds: MeasuringRounds, longest: int) -
         "pipeline_depth": 1,
         "padded": False,
         "device_group": None,
+        "ray_detached": None,
     }
     async with Service(
         wanted.model, params=dict(wanted.params), observers=[timer], **{**wanted.settings, **chosen}

@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
-from weir.config import that_affect_speed
+from weir.config import stated_settings, that_affect_speed
 from weir.errors import SettingsError
 from weir.profiling.machine import memory_of
 from weir.text_models import (
@@ -151,8 +151,7 @@ class TextModelSpec(NamedTuple):
     def environment(self) -> Hashable | None:
         """What must agree in models that share workers; None if it shares with none."""
         computing = self.computing
-        named = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
-        environment = environment_of(WorkerSettings(**named))
+        environment = environment_of(WorkerSettings(**stated_settings(WorkerSettings, self.settings)))
         alike = (
             repr(environment),
             computing.runtime == "torch",
@@ -254,9 +253,6 @@ def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) ->
 
 logger = logging.getLogger("weir")
 
-# Settings that a worker for measurement shares with those that will serve.
-_WORKER_SETTINGS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
-
 
 class ServedTextModel:
     """The files of a text model that the server reads: architecture, recipe and tokenizer."""
@@ -334,7 +330,7 @@ class ServedTextModel:
         if not spec.wants_calibration:
             return None
         params = spec.params(spec.share(MAX_TOKENS))
-        settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
+        settings = stated_settings(WorkerSettings, spec.settings)
         texts = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
         in_one_thread = spec.computes_in_one_thread
         wanted = Measurement(
