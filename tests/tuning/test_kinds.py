@@ -46,7 +46,7 @@ async def test_tables_are_solved_for_both_kinds_the_fast_one_first() -> None:
     async with tuned(SLOW, PROFILE) as rig:
         request = rig.solver.uneven_wishes[-1]
         assert [each.profile for each in request.kinds] == [PROFILE, SLOW]
-        assert (request.numbers, request.workers) == ((1, 0), 2)
+        assert ([each.number for each in request.kinds], request.workers) == ([1, 0], 2)
         assert [(each["kind"], each["workers"]) for each in kinds_of(rig)["each"]] == [("large", 1), ("small", 1)]
         assert rig.resolver.policy.explain()["workers"] == 2
 
@@ -116,7 +116,7 @@ def test_policies_that_know_one_kind_are_refused(
 async def test_the_solving_process_solves_for_two_kinds() -> None:
     process = SolvingProcess(niceness=0)
     try:
-        request = UnevenRequest((WorkerKind(PROFILE, 1), WorkerKind(SLOW, 2)), Prices(), (0, 1))
+        request = UnevenRequest((WorkerKind(PROFILE, 1), WorkerKind(SLOW, 2)), Prices())
         bank = await process.solve(request, 60.0)
         assert bank.rates == tuple(load * sum(each.max_rate for each in request.kinds) for load in LOADS)
         assert (len(bank.tables), bank.prices) == (len(LOADS), request.prices)

@@ -59,11 +59,10 @@ class SolveRequest(NamedTuple):
 
 
 class UnevenRequest(NamedTuple):
-    """Says what the tables of workers of two kinds are solved for: the faster kind first, and the numbers of both."""
+    """Says what the tables of workers of two kinds are solved for: the faster kind first."""
 
     kinds: "tuple[WorkerKind, WorkerKind]"
     prices: "Prices"
-    numbers: tuple[int, int]
 
     @property
     def workers(self) -> int:

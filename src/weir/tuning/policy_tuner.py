@@ -340,17 +340,16 @@ class PolicyTuner(SilentObserver):
     def _request(self, prices: Prices, objective: LatencySLO | None) -> Wanted | None:
         counts = Counter(map(self._kind_of, self._ready))
         known = [
-            (number, WorkerKind(kind.profile, counts[number]))
+            WorkerKind(kind.profile, counts[number], number, kind.name)
             for number, kind in enumerate(self.kinds)
             if kind.profile is not None and counts[number]
         ]
         if not known or self.profile is None:
             return None
         if len(known) == 1:
-            ((_, only),) = known
-            return SolveRequest(only.profile, prices, only.workers, objective)
-        (first, fast), (second, slow) = sorted(known, key=lambda each: -each[1].profile.max_rate)
-        return UnevenRequest((fast, slow), prices, (first, second))
+            return SolveRequest(known[0].profile, prices, known[0].workers, objective)
+        fast, slow = sorted(known, key=lambda each: -each.profile.max_rate)
+        return UnevenRequest((fast, slow), prices)
 
     def _update(self, cause: str) -> None:
         """Start solving if the tables should be for something else than they are. `cause` is the reason that is
@@ -403,12 +402,9 @@ class PolicyTuner(SilentObserver):
             self._banks.popitem(last=False)
 
     def _swap(self, request: Wanted, bank: Tables, reason: str, seconds: float) -> None:
-        if isinstance(request, UnevenRequest):
-            assert isinstance(bank, UnevenBank)
-            first, second = request.numbers
-            self.policy.adopt_kinds(bank, request.numbers, (self.kinds[first].name, self.kinds[second].name))
+        if isinstance(bank, UnevenBank):
+            self.policy.adopt_kinds(bank)
         else:
-            assert isinstance(bank, Bank)
             self.policy.adopt(bank)
             if len(self.kinds) > 1:
                 self.policy.share(None)

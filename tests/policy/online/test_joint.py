@@ -39,16 +39,17 @@ def table(first_from: int, second_from: int, after: int) -> UnevenTable:
     return UnevenTable(first, second)
 
 
-def bank(*tables: UnevenTable) -> UnevenBank:
+def bank(*tables: UnevenTable, numbers: tuple[int, int] = (0, 1)) -> UnevenBank:
     rates = tuple(RATE * 4.0**number for number in range(len(tables)))
-    return UnevenBank((WorkerKind(FAST, 1), WorkerKind(SLOW, 1)), Prices(1.0, 0.0), rates, tables)
+    kinds = WorkerKind(FAST, 1, numbers[0], "large"), WorkerKind(SLOW, 1, numbers[1], "small")
+    return UnevenBank(kinds, Prices(1.0, 0.0), rates, tables)
 
 
 class Asked:
     """A policy that has seen rows arrive at RATE."""
 
     def __init__(self, *tables: UnevenTable, numbers: tuple[int, int] = (0, 1), rate: float = RATE) -> None:
-        self.policy = UnevenPolicy(bank(*tables), numbers, ("large", "small"))
+        self.policy = UnevenPolicy(bank(*tables, numbers=numbers))
         self.now, self.arrivals, self.numbers = 0.0, 0, numbers
         for _ in range(200):
             self.now += 1.0 / rate
@@ -73,7 +74,7 @@ def test_it_keeps_the_rules_of_policies_and_is_greedy_for_one_kind() -> None:
     assert policy.decide(seen) == Decision(3, Reason.IDLE)
     assert policy.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE, kind=0), "the rate is unknown"
     assert policy.fresh().decide(seen) == Decision(3, Reason.IDLE)
-    other = UnevenPolicy(bank(table(1, 2, 4)), (1, 0))
+    other = UnevenPolicy(bank(table(1, 2, 4), numbers=(1, 0)))
     assert other.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE, kind=1)
 
 
@@ -149,7 +150,7 @@ def test_it_explains_which_kind_is_left_idle_and_why() -> None:
 
 def test_a_solved_policy_decides_by_the_tables_of_both_kinds() -> None:
     policy = SolvedPolicy()
-    policy.adopt_kinds(bank(table(1, 2, 4)), (1, 0), ("large", "small"))
+    policy.adopt_kinds(bank(table(1, 2, 4), numbers=(1, 0)))
     assert policy.learning
     small, large = IDLE, busy(until_ms=20.0, now=2.0)
     for number in range(200):

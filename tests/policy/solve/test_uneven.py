@@ -110,8 +110,7 @@ def test_a_bank_has_the_table_of_the_nearest_rate() -> None:
     bank = solve_uneven(kinds_of(workers("linear", 2, 0.1)), LATENCY, [0.1, 0.4])
     low, high = bank.rates
     assert [bank.at(rate) for rate in (0.0, low, 1.9 * low, 2.1 * low, high, 10.0 * high)] == [0, 0, 0, 1, 1, 1]
-    assert bank.step_ms(0) == pytest.approx(24.0 / STEPS[0])
-    assert bank.step_ms(1) == pytest.approx(48.0 / STEPS[1])
+    assert [each.step_ms(12) for each in bank.kinds] == pytest.approx([2.0, 4.0])
 
 
 def test_an_iteration_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

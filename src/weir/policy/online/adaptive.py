@@ -555,9 +555,9 @@ class SolvedPolicy(PolicyBase):
         """Decide by `table`, which was solved for all models on a device together; None: by the bank again."""
         self._instead = None if table is None else DevicePolicy(table, self._estimate)
 
-    def adopt_kinds(self, bank: UnevenBank, numbers: tuple[int, int], names: tuple[str, str]) -> None:
-        """Decide by `bank`, which was solved for workers of two kinds together. `numbers` and `names` are those of its kinds."""
-        self._instead = UnevenPolicy(bank, numbers, names, self._estimate)
+    def adopt_kinds(self, bank: UnevenBank) -> None:
+        """Decide by `bank`, which was solved for workers of two kinds together."""
+        self._instead = UnevenPolicy(bank, self._estimate)
 
     def urgency(self, waiting: int) -> float | None:
         """See PolicyBase; None unless the model shares a device with others."""

@@ -12,10 +12,8 @@ A wait for more rows ends at the same instants as that of a SolvedPolicy: when t
 the rows that the table waits for do not come (see online/rate.py).
 """
 
-from bisect import bisect
 from dataclasses import asdict
-from itertools import pairwise
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -70,29 +68,20 @@ class DevicePolicy(PolicyBase):
 
 
 class UnevenPolicy(PolicyBase):
-    """Decides by `bank`. The kinds of the bank, the first and the second, have the numbers `numbers` among those of the
-    workers, and `names`. `estimate` of the arrival rate is its own unless it is given.
+    """Decides by `bank`. `estimate` of the arrival rate is its own unless it is given.
 
     Greedy until the rate is known, on the first kind if it has a free worker; and while that kind has no worker, or workers
     count as alike.
     """
 
-    def __init__(
-        self,
-        bank: UnevenBank,
-        numbers: tuple[int, int] = (0, 1),
-        names: tuple[str, str] = ("first", "second"),
-        estimate: Rate | None = None,
-    ) -> None:
+    def __init__(self, bank: UnevenBank, estimate: Rate | None = None) -> None:
         self.bank = bank
-        self._numbers = numbers
-        self._names = names
+        self._numbers = [each.number for each in bank.kinds]
         self._estimate = estimate or Rate()
-        self._middle = [sqrt(low * high) for low, high in pairwise(bank.rates)]
         self._times: list[tuple[float, ...]] = [
             (0.0, *(each.profile.service_time_ms / 1000.0).tolist()) for each in bank.kinds
         ]
-        self._steps = [bank.step_ms(place) / 1000.0 for place in (0, 1)]
+        self._steps = [kind.step_ms(steps) / 1000.0 for kind, steps in zip(bank.kinds, STEPS, strict=True)]
         self._left_idle: dict[str, Any] | None = None  # the last wait of the second kind
 
     def decide(self, seen: Observation) -> Decision:
@@ -102,7 +91,7 @@ class UnevenPolicy(PolicyBase):
             return _GREEDY.decide(seen)
         if not rate:
             return _GREEDY.decide(seen)._replace(kind=self._numbers[0])
-        table = self.bank.tables[bisect(self._middle, rate)]
+        table = self.bank.tables[self.bank.at(rate)]
         kinds = [seen.kinds[number] for number in self._numbers]
         ends = [self._end(place, kind) for place, kind in enumerate(kinds)]
         if ends[0] == inf:  # what the second kind leaves to the first would wait in vain
@@ -149,7 +138,7 @@ class UnevenPolicy(PolicyBase):
     def _wait_for_first(self, second: Rows, end: float, seen: Observation) -> Decision:
         """Leave the second kind idle until the first is, which is expected at `end`."""
         waiting = min(seen.waiting, second.shape[1] - 1)
-        self._left_idle = {"kind": self._names[1], "waiting": seen.waiting, "first_idle_in": end - seen.now}
+        self._left_idle = {"kind": self.bank.kinds[1].name, "waiting": seen.waiting, "first_idle_in": end - seen.now}
         starts = np.flatnonzero(second[1:, waiting])
         until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) else None
         if until is not None and until <= seen.now:
@@ -163,11 +152,10 @@ class UnevenPolicy(PolicyBase):
         `second_starts_at` is by how much of its longest batch the first kind still has to do: a quarter, half, all of it.
         """
         rate = self._estimate.value
-        index = bisect(self._middle, rate)
+        index = self.bank.at(rate)
         table = self.bank.tables[index]
         kinds: list[dict[str, Any]] = [
-            {"kind": name, "workers": each.workers, "max_rate": each.max_rate}
-            for name, each in zip(self._names, self.bank.kinds, strict=True)
+            {"kind": each.name, "workers": each.workers, "max_rate": each.max_rate} for each in self.bank.kinds
         ]
         parts = {"0.25": STEPS[0] // 4, "0.5": STEPS[0] // 2, "1": STEPS[0]}
         starts_at = _limit(table.first[STEPS[1]])
@@ -185,7 +173,7 @@ class UnevenPolicy(PolicyBase):
 
     def fresh(self) -> "UnevenPolicy":
         """Return a policy with the same tables that has observed nothing."""
-        return UnevenPolicy(self.bank, self._numbers, self._names)
+        return UnevenPolicy(self.bank)
 
 
 def _entry(table: Rows, seen: Observation) -> int:

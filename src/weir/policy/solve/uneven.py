@@ -19,9 +19,9 @@ improvements the actions stay for a while, which costs less and leads to the sam
 Rates are in rows per second, times in milliseconds, as in smdp.py.
 """
 
-from bisect import bisect
 from collections.abc import Sequence
-from math import exp, sqrt
+from itertools import pairwise
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
@@ -45,15 +45,28 @@ Rows = NDArray[np.int64]
 
 
 class WorkerKind(NamedTuple):
-    """Workers that are alike: the profile of one of them, and how many there are."""
+    """Workers that are alike.
+
+    Attributes:
+        profile: that of one of them.
+        workers: how many there are.
+        number: the kind's number among those of the model.
+        name: the kind's name.
+    """
 
     profile: Profile
     workers: int
+    number: int = 0
+    name: str = ""
 
     @property
     def max_rate(self) -> float:
         """The most rows per second that they serve together."""
         return self.workers * self.profile.max_rate
+
+    def step_ms(self, steps: int) -> float:
+        """Return the length of a step in ms, of which the longest batch takes `steps` for each worker."""
+        return float(self.profile.service_time_ms.max()) / (self.workers * steps)
 
 
 class UnevenTable(NamedTuple):
@@ -87,17 +100,7 @@ class UnevenBank(NamedTuple):
 
     def at(self, rate: float) -> int:
         """Return the index of the table for `rate`, the nearest one by ratio."""
-        middle = [sqrt(low * high) for low, high in zip(self.rates, self.rates[1:], strict=False)]
-        return bisect(middle, rate)
-
-    def step_ms(self, kind: int) -> float:
-        """Return the length of a step of a kind (0 or 1) in ms."""
-        return step_ms(self.kinds[kind], kind)
-
-
-def step_ms(kind: WorkerKind, place: int) -> float:
-    """Return the length of a step of `kind` in ms, which is the first (0) or the second (1)."""
-    return float(kind.profile.service_time_ms.max()) / (kind.workers * STEPS[place])
+        return sum(low * high <= rate * rate for low, high in pairwise(self.rates))
 
 
 def solve_uneven(kinds: tuple[WorkerKind, WorkerKind], prices: Prices, loads: Sequence[float] = LOADS) -> UnevenBank:
@@ -140,13 +143,13 @@ class _Starts(NamedTuple):
 class _KindCosts:
     """The batches of one kind of workers, by units of rows (index 0: one unit)."""
 
-    def __init__(self, kind: WorkerKind, place: int, unit: int, most: int, weight: float, energy_weight: float) -> None:
+    def __init__(self, kind: WorkerKind, steps: int, unit: int, most: int, weight: float, energy_weight: float) -> None:
         profile = kind.profile
         sizes = np.minimum(np.arange(1, most + 1) * unit, profile.max_batch_size)
         times = profile.service_time_ms[sizes - 1]
-        self.step = step_ms(kind, place)
+        self.step = kind.step_ms(steps)
         busy = times / (kind.workers * self.step)
-        self.low = np.minimum(busy.astype(np.int64), STEPS[place] - 1)
+        self.low = np.minimum(busy.astype(np.int64), steps - 1)
         self.part = busy - self.low
         self.cost = weight * sizes * times + energy_weight * profile.energy_mj[sizes - 1]
 
@@ -167,7 +170,8 @@ class _Chain:
         self._shape = (STEPS[0] + 1, STEPS[1] + 1, QUEUES * most + 1)
         weight = 1000.0 * prices.latency_weight_at(rate) / rate  # of a row for a ms
         self._kinds = [
-            _KindCosts(kind, place, self._unit, most, weight, prices.energy_weight) for place, kind in enumerate(kinds)
+            _KindCosts(kind, steps, self._unit, most, weight, prices.energy_weight)
+            for kind, steps in zip(kinds, STEPS, strict=True)
         ]
         step = min(each.step for each in self._kinds)
         self._moves = [step / each.step for each in self._kinds]
