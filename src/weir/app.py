@@ -400,7 +400,7 @@ def _end_process() -> None:
 
 
 class Notified(NamedTuple):
-    """What is notified of what happens: the observers of all models, with the metrics among them, and the log of HTTP."""
+    """Hears what happens: the observers of all models, with the metrics among them, and the log of HTTP."""
 
     observers: Sequence[Observer]
     metrics: Metrics | None

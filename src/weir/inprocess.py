@@ -148,7 +148,7 @@ class LocalTransport:
 
 
 class OverManager:
-    """What the clients of models in this program have in common. Each has the class of its `transport`.
+    """The base class of the clients of models in this program. Each has the class of its `transport`.
 
     Arguments:
         models: classes of models, services or chains, functions, or texts like "module:Class".

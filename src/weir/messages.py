@@ -75,7 +75,7 @@ def with_key(key: Hashable, inner: Hashable) -> Hashable:
 
 
 class Reason(IntEnum):
-    """Why a batch was dispatched. Metrics and explanations show the name in lower case."""
+    """The reason for which a batch was dispatched. Metrics and explanations show the name in lower case."""
 
     SIZE = 0  # it has as many rows as a batch may have, or as the policy waits for
     DELAY = 1  # the oldest request has waited as long as it may
@@ -89,7 +89,7 @@ class Reason(IntEnum):
 
 
 class Wakeup(IntEnum):
-    """Why the batcher was polled: an arrival, a worker that became free, or the timer."""
+    """The reason for which the batcher was polled: an arrival, a worker that became free, or the timer."""
 
     ARRIVAL = 0
     WORKER = 1
@@ -102,7 +102,7 @@ _Text = Annotated[str, Meta(max_length=64 << 10)]
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True):
-    """What requests have in common that differ in payload and arrival only. It is made once for requests that repeat, and never changes.
+    """The part that requests share that differ in payload and arrival only. It is made once for requests that repeat, and never changes.
 
     Arguments:
         timeout: seconds from the arrival to the deadline.

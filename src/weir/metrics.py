@@ -32,7 +32,7 @@ Values = tuple[str, ...]  # of labels
 
 
 class Definition(NamedTuple):
-    """What a metric is: `kind` (counter, gauge, histogram), its name and help, the names of its labels, and the upper bounds of a
+    """Describes a metric: `kind` (counter, gauge, histogram), its name and help, the names of its labels, and the upper bounds of a
     histogram's buckets."""
 
     kind: str
@@ -43,7 +43,7 @@ class Definition(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a series has become: `number` is what was added to a counter or to a histogram's sum, or the value of a gauge; `counts` are the
+    """The change of a series: `number` is what was added to a counter or to a histogram's sum, or the value of a gauge; `counts` are the
     values added to each of a histogram's buckets."""
 
     values: Values
@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
 
 class MetricReport(NamedTuple):
-    """What has changed of one metric in a worker since its last report."""
+    """The changes of one metric in a worker since its last report."""
 
     definition: Definition
     changes: list[Change]
@@ -224,7 +224,7 @@ class ReportedMetric(NamedTuple):
 
 
 class ReportedMetrics:
-    """What the workers of one model have reported, added up.
+    """Adds up what the workers of one model have reported.
 
     Attributes:
         by_name: the metrics of the model.

@@ -418,7 +418,7 @@ def is_batched(model: type[Model]) -> bool:
 
 
 class Adapter(NamedTuple):
-    """How a class of another server becomes a model: the base class that adapts it, which precedes Model, and attributes of the model."""
+    """Makes a class of another server a model, by the base class that adapts it, which precedes Model, and attributes of the model."""
 
     base: type
     attributes: dict[str, Any]

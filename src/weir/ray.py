@@ -231,7 +231,7 @@ def _model_of(owner: "BatchedFunction") -> type[Model]:
 
 
 class BatchedFunction:
-    """What `@batch` knows of the function that it decorates: its settings, and its queues by instance and event loop."""
+    """The settings of the function that `@batch` decorates, and its queues by instance and event loop."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class BatchedFunction:
 
 
 class BatchedCallable(Protocol):
-    """What `@batch` makes of a function. A method is bound as any function is."""
+    """A function that `@batch` decorates. A method is bound as any function is."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it for single values: the result is awaited, or iterated over by `async for`."""

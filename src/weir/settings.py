@@ -89,7 +89,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
 
 
 class ServerKind(NamedTuple):
-    """What one command serves: the settings that its models and its server have, and how its models are named.
+    """Describes what one command serves: the settings that its models and its server have, and how its models are named.
 
     Attributes:
         model_parts: the dataclasses of the models' settings, by heading.

@@ -634,34 +634,34 @@ class Batcher:
 
     @property
     def waiting_rows(self) -> int:
-        """How many rows wait, bulk work included."""
+        """The number of waiting rows, bulk work included."""
         return self._queue.waiting + self._bulk.waiting
 
     @property
     def waiting_interactive(self) -> int:
-        """How many rows wait, without bulk work."""
+        """The number of waiting rows, without bulk work."""
         return self._queue.arrivals - self._queue.departed
 
     @property
     def waiting_bulk(self) -> int:
-        """How many rows of bulk work wait."""
+        """The number of waiting rows of bulk work."""
         return self._bulk.waiting
 
     @property
     def bulk_limit(self) -> float:
-        """How much a batch of bulk work may cost now; 0 until it is known, which means a single item."""
+        """The most that a batch of bulk work may cost now; 0 until it is known, which means a single item."""
         if self._bulk.workers:
             return float(self.settings.max_batch_size) if self._max_cost == inf else self._max_cost
         return self._bulk.size.limit
 
     @property
     def bulk_delay(self) -> float:
-        """How many seconds bulk work may add to an interactive request: 0 with bulk workers, which give way to it."""
+        """The most seconds that bulk work may add to an interactive request: 0 with bulk workers, which give way to it."""
         return 0.0 if self._bulk.workers else self._bulk.delay(self._policy)
 
     @property
     def waiting_requests(self) -> int:
-        """How many requests wait, including those of which a part is already running."""
+        """The number of waiting requests, including those of which a part is already running."""
         return sum(len(group) for each in self._classes for group in each.queue.groups.values())
 
     @property
@@ -671,22 +671,22 @@ class Batcher:
 
     @property
     def workers(self) -> int:
-        """How many workers are ready, without those that take bulk work only."""
+        """The number of ready workers, without those that take bulk work only."""
         return len(self._places)
 
     @property
     def free_places(self) -> int:
-        """How many batches the workers could take now, without those that take bulk work only."""
+        """The number of batches that the workers could take now, without those that take bulk work only."""
         return self._places.free
 
     @property
     def bulk_workers(self) -> int:
-        """How many workers that take bulk work only are ready, or are being replaced."""
+        """The number of workers that take bulk work only and are ready, or are being replaced."""
         return len(self._bulk.workers)
 
     @property
     def suspects(self) -> int:
-        """How many parts of lost batches are to run again."""
+        """The number of parts of lost batches that must run again."""
         return sum(len(each.suspects) for each in self._classes)
 
     @property
@@ -704,7 +704,7 @@ class Batcher:
 
     @property
     def claim(self) -> int:
-        """What a free worker could run: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
+        """The work for a free worker: 2 if requests wait, 1 if only bulk work waits, 0 if nothing waits."""
         queue = self._queue
         if queue.arrivals != queue.departed or self._interactive.suspects.parts:
             return 2
@@ -729,17 +729,17 @@ class Batcher:
 
     @property
     def arrivals(self) -> int:
-        """How many rows were accepted so far, without bulk work."""
+        """The number of rows accepted so far, without bulk work."""
         return self._queue.arrivals
 
     @property
     def offered(self) -> int:
-        """How many rows have arrived so far: those accepted, and those refused because the queue was full."""
+        """The number of rows that have arrived so far: those accepted, and those refused because the queue was full."""
         return self._queue.arrivals + self._refused
 
     @property
     def counts(self) -> dict[Reason, int]:
-        """How many batches were cut for each reason. Not to be changed."""
+        """The number of batches cut for each reason. Callers must not change it."""
         return self._history.counts
 
     @property
@@ -749,7 +749,7 @@ class Batcher:
 
     @property
     def max_waiting(self) -> int:
-        """How many rows may wait: `max_queue_size`, or the policy's `max_waiting` if that is less."""
+        """The most rows that may wait: `max_queue_size`, or the policy's `max_waiting` if that is less."""
         return self._queue.max_rows
 
     def oldest_age(self, now: float) -> float:
@@ -771,13 +771,13 @@ class Batcher:
 
 
 class BatcherUser(ABC):
-    """What drives a `batcher` whose workers other models may share: see WorkerUser."""
+    """A driver of a `batcher` whose workers other models may share: see WorkerUser."""
 
     batcher: Batcher
 
     @property
     def claim(self) -> int:
-        """What a free worker could run; see Batcher.claim."""
+        """The work for a free worker; see Batcher.claim."""
         return self.batcher.claim
 
     @property

@@ -111,7 +111,7 @@ class BulkWork(WorkClass):
 
     @property
     def waiting(self) -> int:
-        """How many bulk rows wait."""
+        """The number of waiting bulk rows."""
         return self.queue.arrivals - self.queue.departed
 
     def delay(self, policy: PolicyBase) -> float:

@@ -124,7 +124,7 @@ def _before(queue: FifoQueue, request: Request) -> int:
 
 
 class Choice(NamedTuple):
-    """What the batcher does about a group: cut a batch of up to `rows` for `reason`; or, if `rows` is 0, wait until `until`, which is after now."""
+    """Tells the batcher what to do about a group: cut a batch of up to `rows` for `reason`; or, if `rows` is 0, wait until `until`, which is after now."""
 
     rows: int
     reason: Reason

@@ -205,7 +205,7 @@ class Share:
 
     @property
     def count(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return len(self.queue)
 
     def tag(self, max_rows: int, max_cost: float = inf) -> float:
@@ -329,7 +329,7 @@ class Group:
 
     @property
     def waiting(self) -> int:
-        """How many rows wait."""
+        """The number of waiting rows."""
         return self.arrived - self.departed
 
     def __len__(self) -> int:

@@ -206,7 +206,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """How many rows wait."""
+        """The number of waiting rows."""
         return self.arrivals - self.departed
 
     def room(self, rows: int, cost: float = 0.0) -> bool:

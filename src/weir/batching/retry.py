@@ -73,7 +73,7 @@ class CrashRetry:
 
     @property
     def rows(self) -> int:
-        """How many rows are to run again and are not done."""
+        """The number of rows that must run again and are not done."""
         rows = sum(
             request.form.rows * (stop - start) / _entry_range(request) for request, start, stop in self.entries()
         )

@@ -1,4 +1,4 @@
-"""How many seconds a batch takes, learned from the batches that came back. All who need service times read this.
+"""Learns how many seconds a batch takes from the batches that came back. All who need service times read this.
 
 What a batch will take is a straight line, fixed cost + cost per row. It is a weighted least-squares fit in which older batches count less and less.
 While all batches have had the same size, the whole time counts as fixed cost. Where batches are padded to their longest request, the line is over the

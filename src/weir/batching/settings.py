@@ -8,7 +8,7 @@ from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, Chec
 
 @dataclass(frozen=True)
 class BatchingSettings(Checked):
-    """How requests become batches. Durations are in seconds, sizes in rows."""
+    """The settings by which requests become batches. Durations are in seconds, sizes in rows."""
 
     max_batch_size: int = setting(64, "largest batch, in rows; 1 disables batching", rule=ROWS)
     policy: Any = setting(

@@ -101,7 +101,7 @@ class Places:
 
     @property
     def idle(self) -> int:
-        """How many workers have no batch and take one."""
+        """The number of workers that have no batch and take one."""
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
     def pick(self, *, empty: bool = False) -> Worker | None:
@@ -248,7 +248,7 @@ class WorkerKinds:
 
 
 class WaitingTurn(NamedTuple):
-    """What the models that share workers are compared by: the requests of one model that are next.
+    """Describes the requests of one model that are next, by which models that share workers are compared.
 
     Attributes:
         waiting: how many rows wait.
@@ -270,7 +270,7 @@ class WorkerUser(Protocol):
 
     @property
     def claim(self) -> int:
-        """What a free worker could run for it: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
+        """The work for a free worker: 2 if requests wait, 1 if only bulk work waits, 0 if nothing waits."""
 
     @property
     def turn(self) -> WaitingTurn | None:
@@ -302,7 +302,7 @@ FREE, ALONE, DUE, FIRST, OTHERS_WAIT = REASONS = ("free", "alone", "due", "first
 
 
 class ComparedTurns(NamedTuple, Generic[U]):
-    """How the models compared when a worker was to be given away: their requests that were next, those of them that had to begin, and the order."""
+    """Records how models compared when a worker was given away: the requests of each that were next, those that had to begin, and the order."""
 
     turns: Mapping[U, WaitingTurn | None]
     due: Collection[U]

@@ -85,7 +85,7 @@ class LoadSettings(Checked):
 
 @dataclass(frozen=True)
 class HttpOptions(Checked):
-    """How requests are sent to a server."""
+    """The settings by which requests are sent to a server."""
 
     headers: Mapping[str, str] = setting({}, "header to send with each request; repeatable", metavar="NAME: VALUE")
     timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)

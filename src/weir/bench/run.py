@@ -261,7 +261,7 @@ _ROUNDING = 1e-9  # seconds; instants are differences of times on a clock that m
 
 
 class Lag(NamedTuple):
-    """How much later than intended requests were sent, in ms: a delay of this program, not of the server. A request that was never
+    """The delay with which requests were sent, in ms: that of this program, not of the server. A request that was never
     sent, for lack of a connection, counts with the time until it was given up."""
 
     p50_ms: float

@@ -221,7 +221,7 @@ def _paths(document: Any) -> list[str]:
 
 
 class Sender(Protocol):
-    """How requests get to a server: what `prepared` makes of a step of weir.client is sent again and again.
+    """Sends requests to a server: it sends what `prepared` makes of a step of weir.client again and again.
 
     Attributes:
         channels: how many connections carry requests in turn.

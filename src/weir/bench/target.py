@@ -36,7 +36,7 @@ Counts = Counter[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Batches:
-    """How the requests of a run were batched, including those of the warm-up.
+    """Tells how the requests of a run were batched, including those of the warm-up.
 
     Attributes:
         count: the number of batches.

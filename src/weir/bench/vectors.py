@@ -44,12 +44,12 @@ class Clients(NamedTuple):
 
     @property
     def under_way(self) -> int:
-        """How many texts of all clients together the server has at a time."""
+        """The number of texts that the server has at a time, of all clients together."""
         return self.number * self.batch * self.ahead
 
 
 class Patience(NamedTuple):
-    """How often each client repeats its request: at most `repeats` times and for `seconds` seconds, but at least once."""
+    """Tells each client to repeat its request at most `repeats` times and for `seconds` seconds, but at least once."""
 
     repeats: float
     seconds: float

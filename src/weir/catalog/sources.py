@@ -1,4 +1,4 @@
-"""What a server can serve: what a TARGET names, descriptions of models, the repositories that have them, and the models loaded at the start.
+"""The models that a server can serve: those that a TARGET names, their descriptions, the repositories that have them, and those loaded at the start.
 
 A TARGET is a class or a function in Python code, a file of a model, or a model of Hugging Face and its task. A platform makes a class of it.
 """
@@ -25,7 +25,7 @@ Parameters = Mapping[str, Parameter]
 
 
 class Trust(NamedTuple):
-    """What files of models may do, as whoever started the server decided. Load calls cannot change it.
+    """The rights of models' files, as whoever started the server decided. Load calls cannot change them.
 
     Attributes:
         pickles: whether pickled files may be loaded, which can run any code.
@@ -74,7 +74,7 @@ class ModelToServe(NamedTuple):
 
 
 class ModelReading(NamedTuple):
-    """What a repository has for a name: the versions to serve, and the version for requests that name none (None: the
+    """The models that a repository has for a name: the versions to serve, and the version for requests that name none (None: the
     highest)."""
 
     versions: list[ModelToServe]
@@ -322,7 +322,7 @@ class RepositorySettings:
 
     @property
     def trust(self) -> Trust:
-        """What files of models may do."""
+        """The rights of models' files."""
         return Trust(self.allow_pickle, tuple(self.trust_type))
 
 

@@ -1,4 +1,4 @@
-"""What all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
+"""The parts that all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
 errors.
 
 A program is a generator. It yields what is to be sent, or a Sleep, and receives the response. Blocking and asynchronous clients
@@ -57,7 +57,7 @@ _DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype 
 
 
 class RequestExtras(TypedDict, total=False):
-    """What a request may have besides its inputs.
+    """The options of a request, besides its inputs.
 
     version: the version of the model; without it, the default version.
     outputs: the names of the outputs to return; without it, all.
@@ -460,7 +460,7 @@ def or_false(check: Program[bool]) -> Program[bool]:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often, and after which waits, a call is sent again if the server refuses it for now.
+    """Tells how often, and after which waits, a call is sent again if the server refuses it for now.
 
     Only calls that were refused before they began are sent again: the queue was full, the model or the server was not ready, or no
     connection could be made. A request that a model has received is never sent again, so neither is a stream that has begun, nor a

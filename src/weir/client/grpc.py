@@ -95,7 +95,7 @@ CHANNEL_OPTIONS = [
 
 
 class OverGrpc:
-    """What the clients of a server's gRPC address have in common. Each has the class of its `transport`.
+    """The base class of the clients of a server's gRPC address. Each has the class of its `transport`.
 
     Arguments:
         address: HOST:PORT.

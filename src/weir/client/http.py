@@ -48,7 +48,7 @@ class AsyncHttpTransport:
 
 
 class OverHttp:
-    """What the clients of a server's HTTP address have in common. Each has the class of its calls, and the `transport` for the arguments.
+    """The base class of the clients of a server's HTTP address. Each has the class of its calls, and the `transport` for the arguments.
 
     Arguments:
         url: http://HOST:PORT, https://HOST:PORT, or unix:PATH for a Unix socket.

@@ -72,7 +72,7 @@ class AsyncTransport(Protocol):
 
 
 class ClientBase(Generic[T]):
-    """What clients that block and clients of an event loop have in common: the calls, and the transport that does their steps."""
+    """The base class of clients that block and clients of an event loop: the calls, and the transport that does their steps."""
 
     def __init__(self, calls: Calls, transport: T, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls

@@ -80,7 +80,7 @@ class SimulationSettings(Checked):
 
 @dataclass(frozen=True)
 class ScalingSettings(Checked):
-    """How the number of workers changes."""
+    """The settings by which the number of workers changes."""
 
     scaling: list[str] = setting(
         [],

@@ -149,7 +149,7 @@ def no_clients() -> Sequence[Mapping[str, Any]]:
 
 
 class Sections(NamedTuple):
-    """What a dashboard shows besides the models and their metrics. What there is nothing of is left out.
+    """The parts that a dashboard shows besides the models and their metrics. Empty parts are left out.
 
     `collectors` count what a product does. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, `fronts` the server's fronts, whose use
     is the server's own, and `memory` what models on demand take.

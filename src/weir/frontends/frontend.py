@@ -1,4 +1,4 @@
-"""What can be added to a server: a Frontend, which listens for callers, and a Product, which offers something built on the server's models.
+"""Declares what can be added to a server: a Frontend, which listens for callers, and a Product, which offers something built on the server's models.
 
 HTTP and gRPC are frontends. A package adds a frontend with an entry point of the group `weir.frontends`; `--frontend NAME=OPTIONS` opens it. A package adds a
 protocol over HTTP with an entry point of the group `weir.protocols`; `--protocols NAME` serves it. Text embedding is a product.
@@ -72,7 +72,7 @@ class Frontend(Protocol):
 
     @property
     def address(self) -> str:
-        """Where the frontend listens, for the log and for people: a URL, or `unix:PATH`."""
+        """The address where the frontend listens, for the log and for people: a URL, or `unix:PATH`."""
 
     async def start(self) -> None:
         """Listen. Models may still be loading; their services then refuse requests.
@@ -129,7 +129,7 @@ def nothing() -> None:
 
 
 class FrontendContext(NamedTuple):
-    """What a frontend is made from."""
+    """The parts of the server that a frontend is made from."""
 
     registry: "Models"
     settings: FrontendSettings

@@ -374,7 +374,7 @@ class Session:
 
 
 class InternalError(WeirError):
-    """What a client hears of an exception that is not Weir's."""
+    """The error that a client gets for an exception that is not Weir's."""
 
 
 def _failure(id: str, error: WeirError) -> str:
@@ -415,7 +415,7 @@ class WebSockets:
 
     @property
     def open(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._sessions)
 
     async def serve(self, socket: WebSocket) -> None:

@@ -31,7 +31,7 @@ _REGION = REGION.encode()
 
 
 class FrontCalls(NamedTuple):
-    """What a front must know of gRPC. It listens as `settings` say, with TLS if there is a `certificate`; `target` and `secret` are the dispatcher's.
+    """Tells a front how to serve gRPC. It listens as `settings` say, with TLS if there is a `certificate`; `target` and `secret` are the dispatcher's.
 
     `added` are the paths of a product's calls, each with whether the call takes a stream.
     """

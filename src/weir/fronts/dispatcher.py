@@ -200,7 +200,7 @@ def _taken_out(block: Any) -> bytes:
 
 
 class FrontsShared(NamedTuple):
-    """What all fronts of a server share in the dispatcher. `pressed` gets the number of a model whose arena is full."""
+    """The state that all fronts of a server share in the dispatcher. `pressed` gets the number of a model whose arena is full."""
 
     catalogue: Catalogue
     account: Account

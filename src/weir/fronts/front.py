@@ -319,7 +319,7 @@ class RemoteHandler(logging.Handler):
 
 @dataclass(frozen=True)
 class FrontConfig:
-    """What fronts must know of their server. It must be picklable. `access` has the keys that were in their files when the server started."""
+    """Tells fronts about their server. It must be picklable. `access` has the keys that were in their files when the server started."""
 
     http: HttpSettings
     access: Access
@@ -332,7 +332,7 @@ class FrontConfig:
 
 @dataclass(frozen=True)
 class FrontEnds:
-    """What a front inherits from the dispatcher. `figures` is the descriptor of the memory of `SharedFigures`, and `index` the row.
+    """The descriptors that a front inherits from the dispatcher. `figures` is that of the memory of `SharedFigures`, and `index` the row.
 
     `tls` is the template's, so that a client may resume its TLS session at any front.
     """

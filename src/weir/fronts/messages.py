@@ -1,4 +1,4 @@
-"""What a front and the dispatcher send each other: frames, each a list of messages, and the link on which those of one turn of an event loop leave in one frame.
+"""The messages between a front and the dispatcher, in frames, and the link on which those of one turn of an event loop leave in one frame.
 
 Nothing is pickled. The types state the bounds of what a front may send: a frame outside of them ends the front.
 """
@@ -100,7 +100,7 @@ class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
 
 
 class Reported(msgspec.Struct, array_like=True, tag=21):
-    """What the product of a front has counted for the product of the dispatcher, which reads it."""
+    """The counts of the product of a front, for the product of the dispatcher, which reads them."""
 
     data: bytes
 
@@ -200,7 +200,7 @@ class Drained(msgspec.Struct, array_like=True, tag=7):
 
 
 class ModelDescription(msgspec.Struct, array_like=True):
-    """What a front must know of a model to read its requests. `number` stands for the facts of the dispatcher, of which it knows no other form.
+    """Tells a front what it must know of a model to read its requests. `number` stands for the dispatcher's facts, of which it knows no other form.
 
     `hot`: a front may read its requests; it hands over those of other models. `takes_texts`: the product in a front may put texts into its queue.
     """
@@ -234,7 +234,7 @@ class ModelTable(msgspec.Struct, array_like=True, tag=0):
 
 
 class Batched(msgspec.Struct, array_like=True, gc=False):
-    """What a response says of its batch; see Dispatch."""
+    """The part of a Dispatch that a response states of its batch."""
 
     rows: int
     reason: int
@@ -521,7 +521,7 @@ class Link(Generic[R]):
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes the other end has not read, and the kernel not taken."""
+        """The number of bytes that the other end has not read, and the kernel not taken."""
         return self._channel.unsent_bytes
 
     def receive_rest(self) -> None:

@@ -32,14 +32,14 @@ Address = tuple[str, int] | str | None
 
 
 class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a relayed connection comes from: the address of its client, and that of the server as the client knows it."""
+    """The origin of a relayed connection: the address of its client, and that of the server as the client knows it."""
 
     client: Address
     server: Address
 
 
 class Passage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What was read from a connection, None if it is in a file, and where the connection comes from, if it is relayed."""
+    """The bytes read from a connection, None if they are in a file, and the origin of the connection, if it is relayed."""
 
     data: bytes | None
     origin: Origin | None

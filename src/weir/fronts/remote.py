@@ -1,4 +1,4 @@
-"""What a front knows of the models of its dispatcher: `RemoteModels` for Models, and a `RemoteHandle` for each ModelHandle.
+"""The models of the dispatcher as a front knows them: `RemoteModels` for Models, and a `RemoteHandle` for each ModelHandle.
 
 A front has none of the models' code. Of each class it makes a stand-in with the same declarations, from which the protocols read the requests.
 """
@@ -250,7 +250,7 @@ def _drop(payload: Any) -> None:
 
 
 class NoControl:
-    """What a front knows of the workers of a model: nothing."""
+    """The workers of a model, of which a front knows nothing."""
 
     ready_workers = 0
 

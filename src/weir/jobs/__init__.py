@@ -7,7 +7,7 @@ from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 
 @dataclass(frozen=True)
 class JobSettings(Checked):
-    """Where batch jobs are kept, and how much of them. Sizes are in bytes, durations in seconds."""
+    """The settings of batch jobs: where they are kept, and their limits. Sizes are in bytes, durations in seconds."""
 
     batch_dir: str | None = setting(
         None, "directory of batch jobs and their files (default: no batch jobs)", metavar="DIR"

@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a run has written: the output, the file of errors or None, and how many requests succeeded and failed."""
+    """The result of a run: the output, the file of errors or None, and how many requests succeeded and failed."""
 
     output: Path
     errors: Path | None

@@ -238,7 +238,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True)
 class JobContext:
-    """What jobs run with.
+    """The parts of the server that jobs run with.
 
     Attributes:
         settings: how much of them there may be.
@@ -312,7 +312,7 @@ class JobRunner:
         return int(self.context.clock())
 
     def expires_at(self) -> int:
-        """When a file that is made now expires."""
+        """The instant at which a file that is made now expires."""
         return int(self.context.clock() + self.context.settings.batch_expire_after)
 
     async def _run(self) -> None:

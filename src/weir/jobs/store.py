@@ -220,7 +220,7 @@ class JobStore:
 
     @property
     def kept_bytes(self) -> int:
-        """What files and responses take together."""
+        """The bytes that files and responses take together."""
         (files,) = self._database.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
         (answers,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
         return int(files) + int(answers)

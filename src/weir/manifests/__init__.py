@@ -275,7 +275,7 @@ class ObjectSettings(Checked):
 
 @dataclass(frozen=True)
 class AutoscalingSettings(Checked):
-    """When pods are added and removed, where --replicas is a range."""
+    """The rules by which pods are added and removed, where --replicas is a range."""
 
     target_waiting_rows: int | None = setting(
         None, "target queue length of each pod, in rows (default: max_batch_size times workers)", rule=AT_LEAST_ONE

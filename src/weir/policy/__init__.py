@@ -1,4 +1,4 @@
-"""When to dispatch a batch, and how large: pure functions without I/O, clock or randomness.
+"""Decides when to dispatch a batch, and how large: pure functions without I/O, clock or randomness.
 
 What every policy is          decision, rules, loading, conformance
 cost/    what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Tells how long to wait before something that failed is tried again."""
 
 
 class Backoff:
@@ -32,7 +32,7 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """How often in a row it has failed to load."""
+        """The number of loads that have failed in a row."""
         return self._failures
 
     @property

@@ -1,4 +1,4 @@
-"""Which models are in memory: a model is loaded when a request comes for it, and leaves when another one needs its room.
+"""Decides which models are in memory: a model is loaded when a request comes for it, and leaves when another one needs its room.
 
 A model that leaves has to be loaded again by its next request. What keeping it for a second saves is the rate of its requests times
 the time that a load takes; per byte, that is the index by which models stay. GreedyDual-Size (Cao and Irani, "Cost-Aware WWW
@@ -42,7 +42,7 @@ PASSES = 2  # times as many loads as a caller waits for may begin before one of 
 
 
 class Presence(StrEnum):
-    """Where a model is."""
+    """The state of a model on demand."""
 
     AVAILABLE = "available"  # it has not been loaded yet
     WAITING = "waiting"  # for its turn to load, or for room
@@ -79,7 +79,7 @@ NOTHING = Room()
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused, and after how many seconds it may come again (None: unknown)."""
+    """Tells why a request is refused, and after how many seconds it may come again (None: unknown)."""
 
     reason: str
     retry_after: float | None
@@ -489,7 +489,7 @@ class Residents:
 
     @property
     def used(self) -> Room:
-        """What the models in memory take, or are expected to."""
+        """The memory that the models in memory take, or are expected to."""
         return self._sum(IN_MEMORY)
 
     @property

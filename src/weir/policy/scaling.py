@@ -1,4 +1,4 @@
-"""How many workers: the fewest with which the policy does what it shall at the arrival rate, also while workers start.
+"""Chooses the number of workers: the fewest with which the policy does what it shall at the arrival rate, also while workers start.
 
 A worker that is decided on now serves only when it has started. So the rule looks one start-up time ahead, twice:
 
@@ -80,7 +80,7 @@ class CapacityPrediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many rows per second workers serve as the goal says, by their number, and what they do at other rates.
+    """Tells how many rows per second workers serve as the goal says, by their number, and what they do at other rates.
 
     Attributes:
         goal: what shall be kept, as a text: p99=20ms, load=0.7, or the knee.
@@ -176,7 +176,7 @@ class ScalingObservation(NamedTuple):
 
 
 class ScalingDecision(NamedTuple):
-    """How many workers there shall be, and why.
+    """The number of workers that there shall be, and the reason.
 
     Attributes:
         workers: how many, those included that are starting.

@@ -20,7 +20,7 @@ from weir.wire.values import UNWRITABLE, decode, encode
 
 @dataclass(frozen=True)
 class ProfilingSettings:
-    """How thoroughly a model is measured."""
+    """The settings that say how thoroughly a model is measured."""
 
     sizes: list[int] = setting(
         [],

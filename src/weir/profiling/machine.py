@@ -35,7 +35,7 @@ class Meter(Protocol):
 
     @property
     def name(self) -> str:
-        """What is metered, for people."""
+        """The part that is metered, for people."""
 
     @property
     def limit_w(self) -> float | None:
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
 
 @dataclass
 class Energy:
-    """What is known of the energy of batches.
+    """The energy of batches, as far as it is known.
 
     Attributes:
         source: one of ENERGY_SOURCES in policy/cost/profile.py.
@@ -463,7 +463,7 @@ def memory_of(pid: int) -> int | None:
 
 
 class GpuMemory:
-    """What processes take of the memory of all GPUs together, as NVIDIA's driver counts it. `library` replaces pynvml."""
+    """Reads what processes take of the memory of all GPUs together, as NVIDIA's driver counts it. `library` replaces pynvml."""
 
     def __init__(self, library: Any = None) -> None:
         self._library = library

@@ -19,7 +19,7 @@ PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """Where and how HTTP is served. Durations are in seconds, sizes in bytes."""
+    """The settings of HTTP. Durations are in seconds, sizes in bytes."""
 
     host: str = setting("127.0.0.1", "address to listen on; '::' means every address, IPv6 and IPv4")
     port: int = setting(8000, "port to listen on; 0 picks a free one", rule=PORT)

@@ -1,4 +1,4 @@
-"""Who may call a server, and who may control it: load and unload models, change policies, share memory, attach workers.
+"""Decides who may call a server, and who may control it: load and unload models, change policies, share memory, attach workers.
 
 By default anybody may call the server, and callers from this machine may control it. If an API key is set, every call needs it. If a control token is set,
 every call that controls the server needs it.
@@ -25,7 +25,7 @@ _PASSED_ON = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"))
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Who may control the server."""
+    """Decides who may control the server."""
 
     allow_control: bool = setting(False, "allow admin calls from other machines without a token")
     control_token_file: str | None = setting(None, "file with the token for admin calls", metavar="PATH", guards=True)
@@ -152,7 +152,7 @@ _RULE = "must be printable ASCII without spaces"
 
 @dataclass(frozen=True)
 class AccessSettings:
-    """Who may call the server."""
+    """Decides who may call the server."""
 
     api_key: str | None = setting(
         None,

@@ -143,27 +143,27 @@ class Account:
 
     @property
     def sharers(self) -> int:
-        """How many processes keep this account together."""
+        """The number of processes that keep this account together."""
         return 1
 
     @property
     def total_bytes(self) -> int:
-        """How many bytes are charged, in all processes of the server."""
+        """The number of bytes that are charged, in all processes of the server."""
         return self.held_bytes + self.reading_bytes
 
     @property
     def total_refused(self) -> int:
-        """How many times bytes were refused, in all processes of the server."""
+        """The number of times that bytes were refused, in all processes of the server."""
         return self.refused
 
     @property
     def max_connection_bytes(self) -> int:
-        """How many bytes the requests of one connection may hold before it must wait. A connection without requests under way may always send one."""
+        """The most bytes that the requests of one connection may hold before it must wait. A connection without requests under way may always send one."""
         return self.max_bytes // _CONNECTION_PART
 
     @property
     def connections(self) -> int:
-        """How many connections of all kinds are open."""
+        """The number of open connections of all kinds."""
         return sum(count() for count in self.counters)
 
     @property
@@ -249,7 +249,7 @@ class Claim:
 
 
 class Pace:
-    """How slowly one body arrives. A client may wait for `within` seconds in all; what arrives gives the time back, a MiB all of it.
+    """Tells whether one body arrives too slowly. A client may wait for `within` seconds in all; what arrives gives the time back, a MiB all of it.
 
     So neither a silent client nor one that sends a byte a minute holds a connection for long, and a long body may take as long as it needs.
     """
@@ -327,7 +327,7 @@ def room(size_bytes: int) -> Iterator[None]:
 
 
 class _Reading(threading.local):
-    """What a thread that reads a long body for `account` has charged for its values. There is no account while it reads none."""
+    """The charge of a thread that reads a long body for `account`, for its values. There is no account while it reads none."""
 
     account: Account | None = None
     charged = 0

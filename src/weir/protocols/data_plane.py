@@ -92,7 +92,7 @@ class ReadyState(TypedDict):
 
 
 class ServerMetadata(TypedDict):
-    """What this server is and what it offers."""
+    """The name of this server, its version, and the extensions that it offers."""
 
     name: str
     version: str
@@ -114,7 +114,7 @@ class TensorMetadata(TypedDict):
 
 
 class ModelMetadata(TypedDict):
-    """What a model is, and which tensors it takes and gives."""
+    """The name of a model, its platform, and the tensors that it takes and gives."""
 
     name: str
     versions: list[str]
@@ -136,7 +136,7 @@ class TensorConfig(TypedDict):
 
 
 class InstanceGroup(TypedDict):
-    """How many workers run a model, and on what."""
+    """The number of workers that run a model, and their devices."""
 
     name: str
     kind: str
@@ -144,7 +144,7 @@ class InstanceGroup(TypedDict):
 
 
 class ConfigDelay(TypedDict, total=False):
-    """How long a batch waits, and for how many rows."""
+    """The time that a batch waits, and the rows that it waits for."""
 
     max_queue_delay_microseconds: int
     preferred_batch_size: list[int]
@@ -166,7 +166,7 @@ class ModelConfig(TypedDict):
 
 
 class CountedTime(TypedDict):
-    """How often something happened, and for how many nanoseconds together."""
+    """The number of times that something happened, and the nanoseconds that it took together."""
 
     count: int
     ns: int
@@ -181,7 +181,7 @@ class ComputeStatistics(TypedDict):
 
 
 class InferStatistics(ComputeStatistics):
-    """What became of requests."""
+    """The durations of requests, by the steps and ends that they had."""
 
     success: CountedTime
     fail: CountedTime
@@ -191,13 +191,13 @@ class InferStatistics(ComputeStatistics):
 
 
 class BatchStatistics(ComputeStatistics):
-    """What batches of one size, in rows, took."""
+    """The durations of batches of one size, in rows."""
 
     batch_size: int
 
 
 class ModelStatistics(TypedDict):
-    """What a model has done since it was loaded. `last_inference` is in milliseconds since 1970."""
+    """The work of a model since it was loaded. `last_inference` is in milliseconds since 1970."""
 
     name: str
     version: str
@@ -209,7 +209,7 @@ class ModelStatistics(TypedDict):
 
 
 class AllStatistics(TypedDict):
-    """What models have done."""
+    """The work of models since they were loaded."""
 
     model_stats: list[ModelStatistics]
 
@@ -243,7 +243,7 @@ class Nothing(TypedDict):
 
 
 class KserveError(TypedDict):
-    """What is wrong."""
+    """The text of an error."""
 
     error: str
 
@@ -252,13 +252,13 @@ class KserveError(TypedDict):
 
 
 class IndexRequest(Struct):
-    """Which models to list: with `ready`, those that take requests."""
+    """Chooses the models to list: with `ready`, those that take requests."""
 
     ready: bool | None = None
 
 
 class LoadRequest(Struct):
-    """How to load a model. Other fields than `parameters` are parameters of the model itself."""
+    """Tells how to load a model. Other fields than `parameters` are parameters of the model itself."""
 
     parameters: (
         Annotated[
@@ -279,7 +279,7 @@ class UnloadParameters(Struct):
 
 
 class UnloadRequest(Struct):
-    """How to unload a model."""
+    """Tells how to unload a model."""
 
     parameters: UnloadParameters | None = None
 

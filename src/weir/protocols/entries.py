@@ -1,4 +1,4 @@
-"""What a request is to the queue of its model, and what the model's outputs are to its response.
+"""Makes requests the queue's entries, and the model's outputs the values of a response.
 
 A protocol reads a request in one of two forms: a body of items (Weir's own protocol: one item or a list of items), or an InferenceRequest of named tensors
 (the Open Inference Protocol). This module divides both forms into queue entries, and makes responses of the outputs, without I/O.

@@ -114,7 +114,7 @@ class StreamPart(NamedTuple):
 
 
 class Inference:
-    """How a model's requests from outside are answered. By default none is one entry of a queue, and the tensors are those that the model declares."""
+    """Computes the responses to a model's requests from outside. By default none is one entry of a queue, and the tensors are those that the model declares."""
 
     def queues_items(self, service: "ModelHandle") -> bool:
         """Return whether a body of one item becomes one queue entry. If so, a channel may make the entry with `item_entry` and submit it itself."""
@@ -219,7 +219,7 @@ class QueuedRequest(RequestBase):
 
     @property
     def waited(self) -> float:
-        """How many seconds it waited for a worker to start; 0 if none had to."""
+        """The seconds for which it waited for a worker to start; 0 if none had to."""
         dispatch = self.dispatch
         return 0.0 if dispatch is None or dispatch.woken_at is None else dispatch.started_for(self.arrival)
 

@@ -286,7 +286,7 @@ def _size(what: str, name: str, parameters: Parameters, default: Any = None) -> 
 
 
 class KserveContext:
-    """What a frontend of the Open Inference Protocol needs of its server.
+    """The part of its server that a frontend of the Open Inference Protocol needs.
 
     `registry` has the models. `access` decides who may call the server and `control` who may change it. `manager` loads and unloads models; it is None if
     the server's models cannot change.
@@ -314,7 +314,7 @@ class KserveContext:
 
     @property
     def manager(self) -> "Manager":
-        """What loads and unloads models. Raises Unsupported if the server's models cannot change."""
+        """The part that loads and unloads models. Raises Unsupported if the server's models cannot change."""
         if self._manager is None:
             raise Unsupported("this server cannot load or unload models while it runs")
         return self._manager
@@ -326,7 +326,7 @@ class KserveContext:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why this server is not live: the reason of each model that can no longer start a worker, by label. Empty unless `liveness` is "models"."""
+        """The reasons why this server is not live: that of each model that can no longer start a worker, by label. Empty unless `liveness` is "models"."""
         if self.http.liveness == "process":
             return {}
         return {service.facts.label: service.control.failed for service in self.registry.all if service.control.failed}
@@ -533,7 +533,7 @@ def _text_of(error: BaseException, *, development: bool = False) -> str:
 
 
 class _OfContext:
-    """What the protocols of both versions have in common."""
+    """The base class of the protocols of both versions."""
 
     def __init__(self, context: KserveContext) -> None:
         self.context = context

@@ -212,7 +212,7 @@ class _Damaged(Exception):
 
 
 class _Member(Protocol):
-    """What reads one member of a gzip body, or one frame of a zstd body."""
+    """Reads one member of a gzip body, or one frame of a zstd body."""
 
     @property
     def eof(self) -> bool: ...

@@ -21,7 +21,7 @@ END_LIMIT = 12.0
 
 @dataclass(frozen=True)
 class ServiceSettings(Checked):
-    """How callers are treated. Durations are in seconds."""
+    """The settings that concern callers. Durations are in seconds."""
 
     timeout: float = setting(30.0, "seconds until a request expires, unless it has its own timeout", rule=POSITIVE)
     drain_timeout: float = setting(

@@ -158,7 +158,7 @@ class Background:
 
 
 class Startable(Protocol):
-    """What a Lifecycle can start and stop, such as a Service or a Manager."""
+    """Anything that a Lifecycle can start and stop, such as a Service or a Manager."""
 
     async def start(self) -> None:
         """Return when it runs; after an exception nothing is left running."""
@@ -419,7 +419,7 @@ class BlockingService:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not accepted; "" if they are."""
+        """The reason why requests are not accepted; "" if they are."""
         parent = self._lifecycle.forked_from
         if parent is not None:
             return f"it was started in process {parent}, from which this one was forked; start it in this process too"

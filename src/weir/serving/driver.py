@@ -45,7 +45,7 @@ Demand = Callable[[Request, float], WeirError | None]
 
 
 class WorkerStarts(NamedTuple):
-    """What a driver calls to have workers started when work comes that none can take; None where nothing starts them.
+    """The functions that a driver calls to have workers started when work comes that none can take; None where nothing starts them.
 
     `no_worker` is called when requests arrive and no worker is ready, and `start_bulk` once, when bulk work has come for the first time. With `demand`,
     requests wait for the start; `forsaken` is called when none does any more. `measurement` makes what measures the workers when they have started.
@@ -241,7 +241,7 @@ class Driver(BatcherUser):
 
     @property
     def refusing(self) -> str:
-        """Why requests are not accepted; "" if they are, also where they wait for the start."""
+        """The reason why requests are not accepted; "" if they are, also where they wait for the start."""
         return "" if self._waits_for_start else self.not_ready_reason
 
     @property
@@ -327,7 +327,7 @@ class Driver(BatcherUser):
 
     @property
     def waiting_outside(self) -> int:
-        """How many requests wait for room in the batcher's queue."""
+        """The number of requests that wait for room in the batcher's queue."""
         return len(self.outside) + len(self.outside_bulk)
 
     def _refusal(self) -> WeirError:

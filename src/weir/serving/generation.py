@@ -1,4 +1,4 @@
-"""What a service runs between two loads: a model with its settings, its policy, its executor and its driver; and the report of its policy, whose
+"""The generation that a service runs between two loads: a model with its settings, policy, executor and driver; and the report of its policy, whose
 predictions stand next to what was measured."""
 
 import asyncio
@@ -82,7 +82,7 @@ class OnDemand(Protocol):
 
     @property
     def templates(self) -> "Templates":
-        """What workers are forked from."""
+        """The process that workers are forked from."""
 
     def wanted(self, generation: "Generation", request: Request, now: float) -> WeirError | None:
         """Have `generation` started for a request. Return the error that refuses it, or None if it may wait."""
@@ -233,7 +233,7 @@ class Generation:
 
     @property
     def service_time(self) -> ServiceTime:
-        """What is known of the time of batches since the last start."""
+        """The times of batches since the last start, as far as they are known."""
         return self.driver.batcher.service
 
     def policy_changed(self) -> None:
@@ -260,7 +260,7 @@ class Generation:
 
     @property
     def arrivals(self) -> int:
-        """How many rows were accepted since this model was loaded for the first time, without bulk work."""
+        """The number of rows accepted since this model was loaded for the first time, without bulk work."""
         return self._arrivals + self.driver.batcher.arrivals
 
     async def start(self) -> None:
@@ -397,20 +397,20 @@ class Generation:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not accepted or not run; "" if they are."""
+        """The reason why requests are not accepted or not run; "" if they are."""
         driver = self.driver
         refused = driver.refusing or ("draining" if driver.draining else "")
         return refused or self._unmet() or self.failed_on_demand
 
     @property
     def failed_on_demand(self) -> str:
-        """Why it could not be loaded when a request came, as long as it was not loaded since; "" in any other case."""
+        """The reason why it could not be loaded when a request came, as long as it was not loaded since; "" in any other case."""
         residency = self.residency
         return residency["reason"] if residency is not None and residency["state"] == Presence.FAILED.value else ""
 
     @property
     def residency(self) -> ResidencyView | None:
-        """Where a model on demand is, why, and what it takes; None for any other."""
+        """The state of a model on demand, the reason, and what it takes; None for any other."""
         return None if self.on_demand is None else self.on_demand.explain(self)
 
     def present(self) -> dict[str, Any]:

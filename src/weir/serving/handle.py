@@ -1,4 +1,4 @@
-"""What protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
+"""Declares what protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from weir.workers.settings import WorkerSettings
 
 @dataclass(frozen=True, eq=False)
 class ModelFacts:
-    """What stays as it is until the model is reloaded. A generation makes it, so each reload has another object.
+    """The facts of a model that stay until it is reloaded. A generation makes it, so each reload has another object.
 
     Attributes:
         name, version: as the registry has them; "" is no version.
@@ -87,7 +87,7 @@ class ModelHealth(TypedDict):
 
 
 class ResidencyView(TypedDict):
-    """Where a model on demand is and why, whether it stays, what it takes, the mean time to load it, the rate of its requests in rows per
+    """The state of a model on demand and the reason, whether it stays, what it takes, the mean time to load it, the rate of its requests in rows per
     second, and, while it waits or loads, in about how many seconds it is ready. None is unknown."""
 
     state: str
@@ -110,19 +110,19 @@ class ModelHandle(Protocol):
 
     @property
     def facts(self) -> ModelFacts:
-        """What is known of the model that serves now."""
+        """The facts of the model that serves now."""
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not accepted or not run; "" if they are."""
+        """The reason why requests are not accepted or not run; "" if they are."""
 
     @property
     def tracing(self) -> Tracer | None:
-        """What makes the spans of requests; None if they are not traced."""
+        """The maker of requests' spans; None if they are not traced."""
 
     @property
     def control(self) -> "ModelControl":
-        """What operators see of the model and may change."""
+        """The part of the model that operators see and may change."""
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is the present time of the model's clock, if the caller has just read it.
@@ -197,7 +197,7 @@ class Models(Protocol):
 
 
 class ModelControl(Protocol):
-    """What pages, metrics and estimates read of a running model, and what operators change."""
+    """Lets pages, metrics and estimates read a running model, and operators change it."""
 
     @property
     def policy(self) -> Policy:
@@ -221,7 +221,7 @@ class ModelControl(Protocol):
 
     @property
     def failed(self) -> str:
-        """Why no worker can be started, although that is tried again and again; "" if one can."""
+        """The reason why no worker can be started, although that is tried again and again; "" if one can."""
 
     @property
     def statistics(self) -> Recorder:

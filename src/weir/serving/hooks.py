@@ -190,7 +190,7 @@ class ServiceHooks(NamedTuple):
 
 
 class HookUser(Protocol):
-    """What drives the batches that hooks change."""
+    """The driver of the batches that hooks change."""
 
     def hand(self, worker: int, batch: Batch) -> None:
         """Give a prepared batch to `worker`, which has a free place for it."""

@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Call)
 
 
 class StreamKeywords(TypedDict, total=False):
-    """What each item of a stream may state."""
+    """The options of each item of a stream."""
 
     timeout: float | None
     """Seconds from now for waiting and computing together; None takes the setting."""
@@ -60,7 +60,7 @@ class StreamKeywords(TypedDict, total=False):
 
 
 class CallKeywords(StreamKeywords, total=False):
-    """What a call in this process may state."""
+    """The options of a call in this process."""
 
     backpressure: bool | None
     """Whether the call waits while the queue is full. Otherwise it fails with Overloaded then. None takes the setting."""
@@ -135,17 +135,17 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """What is known of the model that serves now; see ModelHandle."""
+        """The facts of the model that serves now; see ModelHandle."""
         return self.generation.facts
 
     @property
     def tracing(self) -> Tracer | None:
-        """What makes the spans of requests; None if they are not traced."""
+        """The maker of requests' spans; None if they are not traced."""
         return self.generation.tracing
 
     @property
     def control(self) -> Self:
-        """What operators see of the model and may change: see ModelControl."""
+        """The part of the model that operators see and may change: see ModelControl."""
         return self
 
     @property
@@ -391,7 +391,7 @@ class Service:
 
     @property
     def stream_size(self) -> int:
-        """How many items a stream keeps under way: one full batch for every place of every worker, and as many waiting."""
+        """The number of items that a stream keeps under way: as many as all workers hold in full batches, and the same number waiting."""
         return 2 * self.facts.batching.max_batch_size * self.workers.most_workers * self.workers.places
 
     # Hooks, for subclasses.
@@ -450,7 +450,7 @@ class Service:
 
     @property
     def residency(self) -> ResidencyView | None:
-        """Where a model on demand is, why, and what it takes; None for any other."""
+        """The state of a model on demand, the reason, and what it takes; None for any other."""
         return self.generation.residency
 
     @property
@@ -491,12 +491,12 @@ class Service:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not accepted or not run; "" if they are."""
+        """The reason why requests are not accepted or not run; "" if they are."""
         return self.generation.not_ready_reason
 
     @property
     def failed(self) -> str:
-        """Why no worker can be started, although that is tried again and again; "" if one can."""
+        """The reason why no worker can be started, although that is tried again and again; "" if one can."""
         return self.generation.driver.failed
 
     @property

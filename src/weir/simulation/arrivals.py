@@ -1,4 +1,4 @@
-"""When requests arrive: random processes with a mean rate, recorded arrivals, and the text form of both."""
+"""The instants at which requests arrive: random processes with a mean rate, recorded arrivals, and the text form of both."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -38,7 +38,7 @@ PARTS = 40  # batch means from which a standard error is estimated
 
 
 class Rule(NamedTuple):
-    """When a batch is dispatched.
+    """The rule by which batches are dispatched.
 
     Attributes:
         table: rows to dispatch by rows waiting, 0 to wait (see policy/solve/tables.py).
@@ -311,7 +311,7 @@ OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 
 @dataclass(frozen=True)
 class SloPoint:
-    """How an objective is kept at one rate.
+    """Tells how an objective is kept at one rate.
 
     Attributes:
         limit: the control limit in rows.

@@ -1,4 +1,4 @@
-"""What a server reports about itself: one recorder of events, the metrics that are views of it, logs and traces. It decides
+"""Reports what a server does: one recorder of events, the metrics that are views of it, logs and traces. It decides
 nothing. Here are the settings of metrics, logs, traces and recordings, and the start of tracing.
 """
 
@@ -23,7 +23,7 @@ _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 @dataclass(frozen=True)
 class TelemetrySettings(Checked):
-    """What the server tells of itself."""
+    """The settings of metrics, logs and traces."""
 
     metrics: bool = setting(True, "collect metrics and serve them at /metrics")
     metrics_namespace: str = setting("weir", "prefix of the metric names at /metrics", rule=_NAMESPACE)

@@ -1,4 +1,4 @@
-"""Where log lines and recordings go: outlets that never block, fail or end a server, and the capture of what is written to stdout and stderr.
+"""The outlets of log lines and recordings, which never block, fail or end a server, and the capture of what is written to stdout and stderr.
 
 Nothing else writes to a descriptor of the log. Each outlet writes in a thread of its own, so a reader who is slow, stopped or gone, a full disk
 and a hung file system cost lines, which are counted, and nothing else.

@@ -125,7 +125,7 @@ def total(count: int, seconds: float) -> dict[str, int]:
 
 
 class Total:
-    """How often something happened, and the seconds that it took in all."""
+    """Counts how often something happened, and the seconds that it took in all."""
 
     __slots__ = ("count", "seconds")
 
@@ -144,7 +144,7 @@ class Total:
 
 
 class Steps:
-    """How often the three steps of a batch in a worker were counted, and the `seconds` of each: decoding and preprocess, `predict`, postprocess and
+    """Counts the three steps of batches in workers, and the `seconds` of each: decoding and preprocess, `predict`, postprocess and
     encoding."""
 
     __slots__ = ("count", "seconds")

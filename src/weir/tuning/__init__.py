@@ -1,4 +1,4 @@
-"""How a running model is measured, and how its policy gets new tables while it serves.
+"""Measures a running model, and gives its policy new tables while it serves.
 
 Here is what solves the tables, next to a server: a model on a worker process of its own. The first request starts the
 process, which then stays. Starting one is what disturbs a server most: a new process loads its libraries, and frees its
@@ -66,7 +66,7 @@ class UnevenRequest(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many workers there are of both kinds."""
+        """The number of workers of both kinds."""
         return sum(each.workers for each in self.kinds)
 
     def solve(self) -> "UnevenBank":

@@ -250,7 +250,7 @@ class WorkerTuner(SilentObserver):
 
     @property
     def capacity(self) -> Capacity | None:
-        """What each number of workers can do, as far as it is known."""
+        """The capacity of each number of workers, as far as it is known."""
         return None if self._rule.capacity is UNKNOWN else self._rule.capacity
 
     @property

@@ -134,7 +134,7 @@ class Alike(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.refs) // len(self.names)
 
 
@@ -176,7 +176,7 @@ class Small(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.data) // (len(self.names) or 1)
 
 

@@ -100,7 +100,7 @@ HEAD = "\0head"  # no tensor has this name
 
 
 class ResponseHead(NamedTuple):
-    """What the model or its response needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
+    """The options of a request besides its tensors, for the model or its response. `outputs`: the names of the wanted outputs; None for all."""
 
     id: str
     outputs: list[str] | None
@@ -223,7 +223,7 @@ class DataPlaneCall(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What the paths name, besides a version: model, worker or region; "" if nothing. gRPC has it in the field `name`."""
+        """The name in the paths, besides a version: of a model, worker or region; "" if none. gRPC has it in the field `name`."""
         found = re.search(r"{(\w+)}", " ".join(self.http))
         return found[1] if found else ""
 

@@ -382,7 +382,7 @@ MAX_REMEMBERED = 256  # combinations of inputs and shapes that a BodyPeek rememb
 
 
 class Outline(NamedTuple):
-    """What the queue must know of a body: rows, batch key and parameters.
+    """The facts of a body that the queue must know: rows, batch key and parameters.
 
     `for_server`: the worker cannot read the body or write the response, because a tensor is in shared memory, because an output is requested there, as
     binary data or as classes, or because the batch dimension is left out.

@@ -176,12 +176,12 @@ class Arena:
 
     @property
     def size_bytes(self) -> int:
-        """What it can hold when empty."""
+        """The number of bytes that it can hold when empty."""
         return self._allocator.size_bytes
 
     @property
     def free_bytes(self) -> int:
-        """How much is free, in one piece or in several."""
+        """The number of free bytes, in one piece or in several."""
         return self._allocator.free_bytes
 
     def reserve(self, size_bytes: int) -> "SharedBlock | None":
@@ -287,7 +287,7 @@ class Results:
 
     @property
     def held_bytes(self) -> int:
-        """How much has not been released yet."""
+        """The number of bytes that have not been released yet."""
         self._settle()
         return self.unsettled_bytes
 

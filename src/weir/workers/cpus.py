@@ -1,4 +1,4 @@
-"""Which CPUs this process and its workers may use, how many that makes, and how many threads each worker gets.
+"""Tells which CPUs this process and its workers may use, how many that makes, and how many threads each worker gets.
 
 Everything that depends on a number of CPUs asks `cpu_count`. The affinity of the process bounds it, and so does the time that the kernel gives its
 control group: a container has such a quota where its CPUs are limited, but not chosen.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """What an executor reports to."""
+    """Hears the reports of an executor."""
 
     def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """`worker` has loaded and warmed up, and takes batches; with `bulk`, only of bulk work. It is of that kind for good."""
@@ -59,7 +59,7 @@ class WorkerState(Protocol):
 
     @property
     def index(self) -> int:
-        """Which worker of its model it is, from 0."""
+        """The worker's index in its model, from 0."""
 
     @property
     def state(self) -> str:
@@ -71,15 +71,15 @@ class WorkerState(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many batches it has."""
+        """The number of batches that it has."""
 
     @property
     def restarts(self) -> int:
-        """How often it has been replaced."""
+        """The number of times that it has been replaced."""
 
     @property
     def reason(self) -> str:
-        """Why it is lost or failed; else ""."""
+        """The reason why it is lost or failed; else ""."""
 
 
 def shortage(states: Sequence[WorkerState]) -> str:
@@ -184,7 +184,7 @@ def make_executor(
 
 
 class WorkerPool(Protocol):
-    """What has the workers that several models share.
+    """The owner of the workers that several models share.
 
     Attributes:
         added: how many workers there are beyond those of the settings, whichever model they were added for; less than 0 after as many were removed.
@@ -200,7 +200,7 @@ class SharesWorkers(Protocol):
 
     @property
     def pool(self) -> WorkerPool:
-        """What has the workers."""
+        """The owner of the workers."""
 
     def join(self, user: WorkerUser, order: SharedWorkers[Any] | None) -> None:
         """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start.
@@ -223,7 +223,7 @@ Reserve = Callable[[int], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an executor can do beyond its protocol; None for what it cannot.
+    """The functions of an executor beyond its protocol; None for those that it does not have.
 
     Attributes:
         sharing: is what its workers have to do with other models.
@@ -297,7 +297,7 @@ def free_index(taken: Collection[int]) -> int:
 
 
 class ExecutorBase:
-    """What an executor is unless it says otherwise: without shared memory, with a fixed number of workers, and unable to cancel."""
+    """The defaults of an executor: it has no shared memory and a fixed number of workers, and it cannot cancel."""
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Do nothing: the entries are answered all the same."""

@@ -168,7 +168,7 @@ class RemoteWorker:
 
     @property
     def in_flight(self) -> int:
-        """How many batches it has: at most one."""
+        """The number of batches that it has: at most one."""
         return int(self._batch is not None)
 
     def run(self, batch: Batch) -> None:
@@ -374,7 +374,7 @@ class ExternalExecutor(ExecutorBase):
 
     @property
     def address(self) -> str:
-        """Where it listens. The port 0 is replaced by the real one when it listens."""
+        """The address where it listens. The port 0 is replaced by the real one when it listens."""
         return str(self._socket.address)
 
     async def start(self, listener: Listener) -> None:

@@ -32,7 +32,7 @@ EXECUTORS = Plugins(
 
 
 class WorkerAddress(NamedTuple):
-    """Where external workers attach: the `path` of a Unix socket, or, if that is "", a TCP `host` and `port`."""
+    """The address where external workers attach: the `path` of a Unix socket, or, if that is "", a TCP `host` and `port`."""
 
     path: str
     host: str
@@ -133,7 +133,7 @@ def check_ray(given: Mapping[str, Any], executor: str) -> None:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How batches are run. Durations are in seconds."""
+    """The settings by which batches are run. Durations are in seconds."""
 
     workers: int | str = setting(
         1,
@@ -328,7 +328,7 @@ class WorkerSettings:
 
     @property
     def places(self) -> int:
-        """How many batches a worker holds at most."""
+        """The most batches that a worker holds."""
         return max(self.pipeline_depth, self.worker_concurrency)
 
     @property
@@ -356,7 +356,7 @@ def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
 
 @dataclass(frozen=True)
 class Ray:
-    """Where and how the workers of a service run on Ray: `weir.Service(Model, executor=weir.Ray(workers=8))`.
+    """Runs the workers of a service on Ray: `weir.Service(Model, executor=weir.Ray(workers=8))`.
 
     The fields are settings of the same names (see the settings of workers); None means the setting's default. `address` is `ray_address`,
     `runtime_env` is `ray_runtime_env`, and `detached` is `ray_detached`.

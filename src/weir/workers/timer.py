@@ -1,4 +1,4 @@
-"""What the event loop does later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), tasks
+"""Has the event loop do things later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), tasks
 in the background, and the end of tasks and futures.
 """
 

@@ -22,7 +22,7 @@ def _foreign(found: type, base: str) -> type:
 
 
 class AdaptedClass:
-    """What both adapters have in common. `foreign` is the class that is adapted."""
+    """The base class of both adapters. `foreign` is the class that is adapted."""
 
     foreign: ClassVar[Any] = None
     max_batch_size: ClassVar[int | None] = None
@@ -189,7 +189,7 @@ def _annotated_request(found: Any) -> Any:
 
 
 class Decoded(NamedTuple):
-    """What `decode_request` has made of an item, and the context that the methods of a LitAPI share for it."""
+    """Holds what `decode_request` has made of an item, and the context that the methods of a LitAPI share for it."""
 
     value: Any
     context: dict[str, Any]
@@ -286,7 +286,7 @@ class LitStream(LitModel):
 
 
 class _LogQueue:
-    """Where `LitAPI.log` puts pairs of a key and a value: the log."""
+    """Takes the pairs of a key and a value of `LitAPI.log`, and writes them to the log."""
 
     def put(self, pair: tuple[str, Any]) -> None:
         """Write a line."""

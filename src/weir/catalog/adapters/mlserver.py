@@ -51,7 +51,7 @@ _MOST = MappingProxyType({"num_beams": 64, "num_return_sequences": 64, "max_leng
 
 
 class _PipelineCall(NamedTuple):
-    """How one request calls the pipeline."""
+    """The arguments with which one request calls the pipeline."""
 
     args: list[Any]
     options: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a model of Triton's Python backend imports as `triton_python_backend_utils`: tensors, requests and responses, the model's
+"""Replaces `triton_python_backend_utils`, which models of Triton's Python backend import: tensors, requests and responses, the model's
 configuration, errors, logging, metrics, and calls of other models of this server.
 
 A name that Weir does not have is refused when it is used, with the reason.
@@ -54,7 +54,7 @@ _NUMBERS = tuple(_TYPES.values())  # the first has the number 1
 
 
 class TritonModelException(Exception):
-    """What a model raises to fail the requests of a call of `execute`."""
+    """Fails the requests of a call of `execute` if the model raises it."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -373,7 +373,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 class PbMemory:
-    """Where a request wants its outputs: in the memory of the CPU. Raises TritonModelException for that of a GPU."""
+    """The memory in which a request wants its outputs: the CPU's. Raises TritonModelException for that of a GPU."""
 
     def __init__(self, preferred_memory_type: int = 0, preferred_device_id: int = 0) -> None:
         if preferred_memory_type != 0:

@@ -63,7 +63,7 @@ ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 class ModelDocument(NamedTuple):
-    """What a model's configuration says. KEYS explains the fields.
+    """A model's configuration. KEYS explains the fields.
 
     `attributes` are those for the model's class: inputs, outputs, examples, warmup_sizes; `batch_dimension`, for its tensors; and
     `decoupled`, if it must stream. `settings` are all keys that are not in KEYS.

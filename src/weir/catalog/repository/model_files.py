@@ -1,4 +1,4 @@
-"""What platforms have in common: the files of a model's version, and the tensors that its configuration declares."""
+"""The files of a model's version, and the tensors that its configuration declares, for all platforms."""
 
 import json
 import subprocess

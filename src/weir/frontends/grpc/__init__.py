@@ -37,7 +37,7 @@ VERBOSITY, SILENT = "GRPC_VERBOSITY", "NONE"  # the core reads this variable whe
 
 @dataclass(frozen=True)
 class GrpcSettings(Checked):
-    """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
+    """The settings of gRPC. Durations are in seconds, sizes in bytes."""
 
     grpc_port: int | None = setting(None, "port for gRPC; 0 picks a free one (default: no gRPC)", rule=PORT)
     grpc_host: str | None = setting(

@@ -1,4 +1,4 @@
-"""What runs on grpc.aio, grpcio's public server and client: the server for a grpcio whose private core has changed, and the Relay.
+"""Runs on grpc.aio, grpcio's public server and client: the server for a grpcio whose private core has changed, and the Relay.
 
 Handlers, limits of messages and calls, TLS, deadlines and draining of the server are those of core.py. There are three differences: a message
 is charged to the account after it has been received, only gRPC itself limits the responses that a client does not read, and each call takes

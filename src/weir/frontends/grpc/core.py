@@ -70,7 +70,7 @@ class Intake:
 
     @property
     def connections(self) -> int:
-        """How many connections have calls in flight."""
+        """The number of connections with calls in flight."""
         return len(self._peers)
 
     @property

@@ -136,7 +136,7 @@ _MOST_HEADS = 4  # lengths of heads that are remembered for messages of one leng
 
 
 class MessageLayout:
-    """What messages to one service have in common that differ only in the bytes of their tensors. `form` is that of their queue entries."""
+    """The part that messages to one service share that differ only in the bytes of their tensors. `form` is that of their queue entries."""
 
     __slots__ = ("_facts", "_replies", "_request", "_size_bytes", "_tags", "_tensors", "form", "model", "version")
 

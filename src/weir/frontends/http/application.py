@@ -600,7 +600,7 @@ _SHOWN_TO_PAGES = (
 
 
 class Added(NamedTuple):
-    """What a product adds to the application. `begin` is called on the event loop when the server runs."""
+    """The parts that a product adds to the application. `begin` is called on the event loop when the server runs."""
 
     endpoints: Sequence[HttpEndpoint] = ()
     begin: Callable[[], None] = lambda: None

@@ -536,7 +536,7 @@ ANY = "*"  # all methods that no other endpoint of the path has
 
 
 class HttpEndpoint(NamedTuple):
-    """What answers one method at one path, which may have parameters, as a Route of Starlette writes them.
+    """Handles one method at one path, which may have parameters, as a Route of Starlette writes them.
 
     `described` is its operation in OpenAPI, with types in place of schemas; None for one that is only for other clients. `refuse` writes an error as its API
     does; without it, errors are raised to the application. `infers`: a POST of JSON is a request for inference with one response. `example` is a body that a

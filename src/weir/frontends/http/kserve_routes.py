@@ -124,7 +124,7 @@ def kserve_endpoints(context: KserveContext) -> list[HttpEndpoint]:
 
 
 class InferParameters(Struct, frozen=True):
-    """What the server reads of the parameters of a request; there may be others: texts, numbers, true and false."""
+    """The parameters of a request that the server reads; there may be others: texts, numbers, true and false."""
 
     priority: Annotated[int, Meta(ge=0, description="1 is the highest; 0: not given")] = 0
     timeout: Annotated[int, Meta(ge=0, description="microseconds; 0: not given")] = 0

@@ -42,7 +42,7 @@ _NUMBERS = {
 
 
 class Described:
-    """What a model reads (`item`) and writes (`answer`) as schemas, the `components` these refer to, and `examples`."""
+    """Describes what a model reads (`item`) and writes (`answer`) as schemas, the `components` these refer to, and `examples`."""
 
     def __init__(self, model: type[Model], name: str) -> None:
         self.components: dict[str, Schema] = {}
@@ -151,7 +151,7 @@ class ErrorBody(Struct):
 
 
 class FailedItem(Struct):
-    """What stands in the response to a list in place of an output; `code` is the HTTP status that it would have alone."""
+    """An error that stands for an output in the response to a list; `code` is the HTTP status that it would have alone."""
 
     error: ErrorValue
     code: int
@@ -178,7 +178,7 @@ class IndexedModel(ModelLine):
 
 
 class ServerIndex(TypedDict):
-    """What there is: the models, and what each page is good for, by path. KServe's client reads `status`."""
+    """The models, and the purpose of each page, by path. KServe's client reads `status`."""
 
     status: Literal["alive"]
     server: str
@@ -215,7 +215,7 @@ class ModelList(TypedDict):
 
 
 class ScalingState(TypedDict):
-    """How many workers there may be (`1..16`), how many there shall be, and why."""
+    """The range of workers (`1..16`), the number that there shall be, and the reason."""
 
     allowed: str
     wanted: int
@@ -235,7 +235,7 @@ class DeviceState(TypedDict):
 
 
 class KindCounts(TypedDict):
-    """What the workers of one kind have done. Rows and batches of bulk workers do not count."""
+    """The work of the workers of one kind. Rows and batches of bulk workers do not count."""
 
     kind: str
     ready: int
@@ -275,7 +275,7 @@ class ServiceState(TypedDict):
 
 
 class PolicyFigures(TypedDict):
-    """What a policy achieves. Null: unknown."""
+    """The figures that a policy achieves. Null: unknown."""
 
     response_time_ms: float | None
     p99_ms: float | None
@@ -284,7 +284,7 @@ class PolicyFigures(TypedDict):
 
 
 class MeasuredFigures(PolicyFigures):
-    """What was measured in the last `seconds`; `rate` is in rows per second."""
+    """The figures measured in the last `seconds`; `rate` is in rows per second."""
 
     rate: float
     seconds: float
@@ -303,7 +303,7 @@ class WorkersFigures(TypedDict):
 
 
 class ScalingReport(TypedDict):
-    """How many workers there are and shall be, why, and what one more or one less would give. What is unknown is null."""
+    """The number of workers that there are and shall be, the reason, and the effect of one more or one less. Unknown figures are null."""
 
     allowed: Annotated[str, Meta(description="the fewest and the most workers", examples=["1..16"])]
     present: int
@@ -327,7 +327,7 @@ class ScalingReport(TypedDict):
 
 
 class PolicyReport(TypedDict):
-    """What a policy does and what came of it. Rates and the capacity are in rows per second; what is unknown is null."""
+    """The decisions of a policy and their effect. Rates and the capacity are in rows per second; unknown figures are null."""
 
     model: str
     policy: str

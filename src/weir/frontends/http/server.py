@@ -50,7 +50,7 @@ Connect = Callable[[], asyncio.BufferedProtocol]  # makes the protocol of a conn
 
 
 class Listening(Protocol):
-    """What listens for the connections of a server."""
+    """Listens for the connections of a server."""
 
     @property
     def sockets(self) -> Sequence[Any]:
@@ -87,7 +87,7 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
 
 
 class Edge(NamedTuple):
-    """How connections come to a server, and leave its fast path; the fronts and the dispatcher of a server have others.
+    """Says how connections come to a server, and leave its fast path; the fronts and the dispatcher of a server have others.
 
     Attributes:
         listen: opens the listening sockets.
@@ -247,7 +247,7 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._shared.connections)
 
     @property
@@ -257,7 +257,7 @@ class HttpServer:
 
     @property
     def busy(self) -> int:
-        """How many connections have a request in flight."""
+        """The number of connections with a request in flight."""
         return sum(connection.busy for connection in self._shared.connections)
 
     def routes_changed(self) -> None:

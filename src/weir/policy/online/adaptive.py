@@ -66,7 +66,7 @@ ROWS, SECONDS = 20_000.0, 600.0  # with more rows and more seconds than these, t
 
 
 class WaitBounds(NamedTuple):
-    """When a virtual queue waits, and for how long.
+    """Tells when a virtual queue waits, and for how long.
 
     Attributes:
         answers: decisions by rows waiting; None: it is greedy.

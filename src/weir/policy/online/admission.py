@@ -1,4 +1,4 @@
-"""Which rows are admitted where a latency is promised: those that will be answered in time, whatever comes later.
+"""Admits rows where a latency is promised: those that will have their responses in time, whatever comes later.
 
 The rows that wait are planned as batches, in their order: each batch on the worker that is free first, and as large as
 leaves its own first row in time. A row that finds room in a planned batch joins it. A row that finds none begins
@@ -30,7 +30,7 @@ HIGHER, OVERLOAD = 1.1, 1.5
 
 
 class AdmissionGate(NamedTuple):
-    """Which rows are admitted at some arrival rate.
+    """Admits rows at one arrival rate.
 
     Attributes:
         times: service time in seconds by rows, from 0 on.
@@ -187,7 +187,7 @@ class Admission(NamedTuple):
 
     @property
     def max_waiting(self) -> int:
-        """How many rows may wait under overload, just after batches of `least` rows have started on all workers."""
+        """The most rows that may wait under overload, just after batches of `least` rows have started on all workers."""
         plan, gate = AdmissionPlan(), self.overload
         for number in range(self.workers * self.depth):
             plan.dispatch(gate, gate.least, gate.least, 0.0, 0.0, 0.0, max(self.workers - number, 0), self.workers)

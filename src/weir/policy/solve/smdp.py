@@ -193,7 +193,7 @@ class Continued:
 
     @cached_property
     def over(self) -> tuple[Floats, Floats, Floats]:
-        """What happens when a batch of b rows, which leaves r rows behind, ends with more than `ahead` rows above
+        """Describes what happens when a batch of b rows, which leaves r rows behind, ends with more than `ahead` rows above
         `longest`.
 
         Three arrays of shape (B, S), indexed [b - 1, r]: the probability of that event, and the mean of x and of x² on
@@ -482,13 +482,13 @@ class SteadyQueue:
 
     @cached_property
     def visits(self) -> Floats:
-        """How often per ms a decision is made in each of the model's states; shape (S,)."""
+        """The number of decisions per ms in each of the model's states; shape (S,)."""
         law = stationary(*self.chain.band(self.profile.max_batch_size))
         return law / self.model.time_of(self.chain, self.actions, law)
 
     @cached_property
     def rates(self) -> Rates:
-        """What the table does."""
+        """The performance of the table."""
         return rates_of(self.model, self.chain, self.actions, self.visits)
 
 

@@ -88,7 +88,7 @@ class Channel(Generic[F]):
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes the kernel has not taken, because the other side does not read."""
+        """The number of bytes that the kernel has not taken, because the other side does not read."""
         return sum(map(len, self._unsent))
 
     def receive_rest(self) -> None:
@@ -168,7 +168,7 @@ class ServerSocket(socket.socket):
 
 
 class NoSocket:
-    """What a process that the model's code has forked has in place of the worker's socket: its batches are the worker's alone. Using it ends the process."""
+    """Replaces the worker's socket in a process that the model's code has forked: the batches are the worker's alone. Using it ends the process."""
 
     def sendall(self, *_: object) -> NoReturn:
         """Print what is wrong, and end the process."""

@@ -1,4 +1,4 @@
-"""How worker processes are started: with which environment, CPUs and descriptors, and as programs of their own or forked from a template.
+"""Starts worker processes with their environment, CPUs and descriptors, as programs of their own or forked from a template.
 
 `start_process` starts a program in a thread, so that the event loop goes on meanwhile. A `Template` is the server's view of a process that has
 imported the model and called `load_shared` (see program.py): what it has loaded lies in memory once, for all workers that are forked from it,

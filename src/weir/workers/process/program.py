@@ -1,4 +1,4 @@
-"""What a worker process does from its first frame to its last: build the model, report that it is ready, run batches, unload.
+"""Runs a worker process from its first frame to its last: it builds the model, reports that it is ready, runs batches, and unloads.
 
 A template process loads what the workers of a model share, once, and then forks a worker at each request of the server. entry.py runs both.
 """

@@ -120,7 +120,7 @@ class PoolMember(ExecutorBase):
 
 
 class _NoModel:
-    """What has a worker while processes that start warm up there: none of the models. See WorkerUser."""
+    """Has a worker while processes that start warm up there, so that no model has it. See WorkerUser."""
 
     claim = 0
     turn = None
@@ -476,7 +476,7 @@ class SharedPool:
 
 
 class WorkersNeed(NamedTuple):
-    """What a model needs, for `share_workers` to say which workers it has.
+    """Tells `share_workers` what a model needs.
 
     `environment` is what must agree in models that share workers: that of `environment_of`, and whatever else their code needs alike.
     None if the model shares with none. `cpus` is how many CPUs its workers take if it has its own in any case; None if it has what is left.
@@ -487,7 +487,7 @@ class WorkersNeed(NamedTuple):
 
 
 class WorkersShare(NamedTuple):
-    """Which workers a model has: their share of the CPUs, None as it states; the pool that it shares with others, None for workers of its
+    """The workers of a model: their share of the CPUs, None as it states; the pool that it shares with others, None for workers of its
     own; and how many models those in a pool are."""
 
     cpus: int | None = None

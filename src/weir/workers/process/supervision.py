@@ -56,7 +56,7 @@ GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of
 
 
 class ChildListener(Protocol):
-    """What a Child reports to, on the loop's thread."""
+    """Hears the reports of a Child, on the loop's thread."""
 
     def received(self, frame: Frame) -> None:
         """A frame has come."""
@@ -75,7 +75,7 @@ class ChildListener(Protocol):
 
 
 class ChannelWithResults:
-    """What one worker is sent, and what comes from it: its channel, once there is one, and its arena of results, if it has one."""
+    """The traffic with one worker: its channel, once there is one, and its arena of results, if it has one."""
 
     def __init__(self) -> None:
         self._channel: Channel[Frame] | None = None
@@ -83,7 +83,7 @@ class ChannelWithResults:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of its arena hold results that have not been released."""
+        """The number of bytes of its arena that hold results which have not been released."""
         return 0 if self.results is None else self.results.held_bytes
 
     def send(self, frame: bytearray) -> None:
@@ -298,7 +298,7 @@ def _refusal(error: OSError) -> str:
 
 
 class WorkerListener(Protocol):
-    """What a SupervisedWorker reports to if it concerns the whole pool."""
+    """Hears the reports of a SupervisedWorker that concern the whole pool."""
 
     def worker_started(self, worker: "SupervisedWorker") -> None:
         """`worker` is ready for the first time."""
@@ -322,7 +322,7 @@ class WorkerChild(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of its results have not been released."""
+        """The number of bytes of its results that have not been released."""
 
     @property
     def shares_memory(self) -> bool:
@@ -346,7 +346,7 @@ Spawn = Callable[[Launch, ChildListener, asyncio.AbstractEventLoop], WorkerChild
 
 
 class Flight(NamedTuple):
-    """What is kept of a batch until it is answered: its number of tries, the wanted types, its places in the arena, and the limit of its time, if it
+    """The record of a batch until its responses are there: its number of tries, the wanted types, its memory in the arena, and the limit of its time, if it
     has one of its own."""
 
     attempt: int
@@ -408,12 +408,12 @@ class SupervisedWorker:
 
     @property
     def in_flight(self) -> int:
-        """How many batches it has."""
+        """The number of batches that it has."""
         return len(self._batches)
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of its results have not been released."""
+        """The number of bytes of its results that have not been released."""
         return 0 if self._child is None else self._child.held_bytes
 
     def start(self) -> None:

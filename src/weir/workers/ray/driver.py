@@ -47,7 +47,7 @@ Resources = dict[str, float]
 
 
 class ActorRequest(NamedTuple):
-    """What the server wants of one worker. `number` is its own for each actor, `group` is equal for the workers of one model. A `detached` one outlives the server, in the namespace of that name; `version`: see WorkerActor."""
+    """Tells Ray what the server wants of one worker. `number` is its own for each actor, `group` is equal for the workers of one model. A `detached` one outlives the server, in the namespace of that name; `version`: see WorkerActor."""
 
     number: int
     group: str
@@ -64,7 +64,7 @@ class ActorRequest(NamedTuple):
 
     @property
     def needs(self) -> Resources:
-        """What Ray has to have free on one node."""
+        """The resources that Ray must have free on one node."""
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         return {name: amount for name, amount in needs.items() if amount}
 

@@ -401,7 +401,7 @@ class RaySpawner:
 
     @cached_property
     def code(self) -> bytes:
-        """What is in the file of the model, as far as there is one: a detached actor with other code is not the same."""
+        """The content of the model's file, as far as there is one: a detached actor with other code is not the same."""
         if isinstance(self._model, str):
             named = parse_target(self._model)
             spec = None if named.file else find_spec(named.module)

@@ -1,1 +1,1 @@
-"""What happens to a batch inside a worker, wherever that is: bytes in, bytes out, and one bad item fails alone."""
+"""Runs batches inside a worker, wherever that is: bytes come in, bytes go out, and one bad item fails alone."""

@@ -1,4 +1,4 @@
-"""What happens to a batch inside a worker: bytes in, bytes out, and one bad item fails alone.
+"""Runs batches inside a worker: bytes come in, bytes go out, and one bad item fails alone.
 
 payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
                     predict ─┐

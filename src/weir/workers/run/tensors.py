@@ -62,7 +62,7 @@ class ArraysWithHead(Arrays):
 
 
 class ShapeFacts(NamedTuple):
-    """What follows from the shapes of a request's tensors: the number of elements of each, the number of rows, and the other lengths of each
+    """The facts that follow from the shapes of a request's tensors: the number of elements of each, the number of rows, and the other lengths of each
     (the same object where they are equal)."""
 
     counts: list[int]

@@ -85,7 +85,7 @@ class LingeringClose(Kept):
 
 
 class Phase(IntEnum):
-    """What a connection is doing."""
+    """The state of a connection."""
 
     IDLE = 0  # waits for a request
     HEAD = 1  # receives a head

@@ -157,7 +157,7 @@ class Tally:
 
 
 class HotHead(Protocol):
-    """What a protocol reads from the head of a request to a model: how the request enters the queue, and how it is answered."""
+    """The facts that a protocol reads from the head of a request to a model: how the request enters the queue, and the form of its response."""
 
     service: "ModelHandle"
     form: Form  # of a request whose body is one item of one row
@@ -183,7 +183,7 @@ class HotRequest(Protocol):
 
 
 class RouteHandler(Protocol):
-    """How the fast path reads and answers the requests of one protocol; inference.py has one for each."""
+    """Reads the requests of one protocol on the fast path and writes their responses; inference.py has one for each."""
 
     @property
     def prefix(self) -> bytes | tuple[bytes, ...]:
@@ -211,7 +211,7 @@ class RouteHandler(Protocol):
 
 
 class RoutePlan:
-    """How to read and answer a request with a certain head. A plan depends only on the head's bytes as long as the registry and the settings stay the same.
+    """Handles the requests with a certain head. A plan depends only on the head's bytes as long as the registry and the settings stay the same.
 
     Exactly one of three is set: `hand_over` (the ASGI application answers), `error` (the response, whatever the body is), or `head` (with `tally`, if the
     head names the service).

@@ -1,4 +1,4 @@
-"""What all connections of a server share: settings, the cache of request heads, the heads of responses, byte counters, and memory for large bodies."""
+"""The state that all connections of a server share: settings, the cache of request heads, the heads of responses, byte counters, and memory for large bodies."""
 
 import asyncio
 import time
@@ -120,14 +120,14 @@ class Receiver(Protocol):
 
     @property
     def arrived(self) -> int:
-        """How many bytes of the body have arrived."""
+        """The number of bytes of the body that have arrived."""
 
     def move(self) -> bool:
         """Move the body to ordinary memory and receive the rest there. Return False, with nothing changed, if that has no room."""
 
 
 class Clocks(NamedTuple):
-    """What tells a server the time: `now` returns seconds, by which it waits, and `time_of_day` seconds since 1970."""
+    """Tells a server the time: `now` returns seconds, by which it waits, and `time_of_day` seconds since 1970."""
 
     now: Callable[[], float] = time.monotonic
     time_of_day: Callable[[], float] = time.time
@@ -137,7 +137,7 @@ REAL_TIME = Clocks()
 
 
 class HttpShared:
-    """What all connections of a server share. It belongs to one event loop.
+    """The state that all connections of a server share. It belongs to one event loop.
 
     `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler.
     """
@@ -274,7 +274,7 @@ class Place(Protocol):
 
     @property
     def arrived(self) -> int:
-        """How many bytes of the body have arrived."""
+        """The number of bytes of the body that have arrived."""
 
     @property
     def claim(self) -> Claim | None:
