@@ -193,7 +193,7 @@ class App:
         self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None",
         handlers: "Sequence[RouteHandler]",
     ) -> HttpServer:  # fmt: skip
-        """Return the HTTP server with so many fronts."""
+        """Return the HTTP server with `fronts` front processes."""
         from weir.fronts.front import FrontConfig
         from weir.fronts.server import FrontMetrics, FrontsPlan, FrontsServer
 

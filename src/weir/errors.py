@@ -298,7 +298,7 @@ def for_caller(error: WeirError) -> WeirError:
     """Return `error` in the form in which code in this process gets it.
 
     An error of a model also has the type and the attributes of the exception that the model raised, if that type is known here;
-    but not StopIteration and the like, nor exceptions that are no Exception. A note has the traceback in the worker, which Python
+    but not StopIteration and the like, nor exceptions that are not an Exception. A note has the traceback in the worker, which Python
     shows if nothing catches the error. `message`, `details` and `args` are Weir's own.
     """
     if not isinstance(error, ModelError):

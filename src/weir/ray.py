@@ -363,7 +363,7 @@ def batch(
     Arguments:
         max_batch_size: the most calls in a batch; with `batch_size_fn`, the largest sum of what that returns for each call.
         batch_wait_timeout_s: the longest wait, in seconds, while nothing runs. By default it is up to the policy.
-        max_concurrent_batches: how many batches run at once. No batch is cut while so many run.
+        max_concurrent_batches: how many batches run at once. No batch is cut while that many run.
         batch_size_fn: returns the size of a list of first arguments. It is called with one at a time, and sizes add up.
         policy: when a batch is cut. By default "auto", which learns how long batches take; with a `batch_wait_timeout_s` it is a full batch or that wait,
             as with `serve.batch`.

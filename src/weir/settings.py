@@ -265,7 +265,7 @@ def read_settings(
 def _with_folder(
     targets: Sequence[str], high: dict[str, Any], has_repository: bool
 ) -> tuple[Sequence[str], dict[str, Any]]:
-    """Return the targets that are no folders, and `high` with the folder among the targets as the repository. Raises SettingsError."""
+    """Return the targets that are not folders, and `high` with the folder among the targets as the repository. Raises SettingsError."""
     folders = [target for target in targets if target and Path(target).is_dir()]
     if not folders:
         return targets, high

@@ -377,7 +377,7 @@ class Batcher:
                 self._tight = self._in_sight
 
     def took_turn(self, seconds: float) -> None:
-        """Note that a turn of the driver's loop, in which requests arrived, took so many seconds."""
+        """Note that a turn of the driver's loop, in which requests arrived, took `seconds`."""
         turn = self._forecast.turn
         self._forecast.turn = seconds if seconds > turn else TURN_FADE * turn + (1.0 - TURN_FADE) * seconds
 
@@ -628,7 +628,7 @@ class Batcher:
     # What others read.
 
     def could_grow(self, least: int) -> bool:
-        """Return whether at least so many rows wait, a worker is free for them, and a batch has room for more."""
+        """Return whether at least `least` rows wait, a worker is free for them, and a batch has room for more."""
         queue = self._queue
         return bool(self._places.free) and least <= queue.arrivals - queue.departed < self.settings.max_batch_size
 
@@ -758,7 +758,7 @@ class Batcher:
         return now - oldest if oldest < inf else 0.0
 
     def room(self, rows: int, cost: float = 0.0, bulk: bool = False) -> bool:
-        """Return whether the queue, or that of `bulk` work, has room for a request of so many rows and so much `cost`."""
+        """Return whether the queue, or that of `bulk` work, has room for a request of these `rows` and this `cost`."""
         return (self._bulk.queue if bulk else self._queue).room(rows, cost)
 
     def best_rate(self, now: float) -> float:

@@ -82,7 +82,7 @@ class BulkSize:
         self.limit = 0.0
 
     def learn(self, cost: float, seconds: float, delay: float) -> None:
-        """Learn that a bulk batch of this `cost` took so many `seconds`, of which it may take `delay`."""
+        """Learn that a bulk batch of this `cost` took `seconds`, of which it may take `delay`."""
         most = MOST_GROWTH * max(self.limit, cost)
         wanted = most if seconds <= 0.0 else min(most, cost * delay / seconds)
         if seconds > delay:
@@ -153,7 +153,7 @@ class BulkWork(WorkClass):
         return None if ours is None or not ours.waiting or cost <= 0.0 else (ours, cost)
 
     def joined(self, cost: float) -> None:
-        """Note that bulk requests have made an interactive batch cost so much more."""
+        """Note that bulk requests have added `cost` to an interactive batch."""
         self._left = max(0.0, self._left - cost / self.size.limit)
 
 

@@ -52,7 +52,7 @@ class QueueForecast:
         self.turn = 0.0
 
     def rate(self, waiting: int) -> float:
-        """Return the rows per second that all workers serve together while so many rows wait."""
+        """Return the rows per second that all workers serve together while `waiting` rows wait."""
         rows = self._service.typical_rows() if len(self._queue.groups) > 1 else waiting
         return self._service.rate(max(1, int(min(rows, self._largest)))) * max(1, len(self._places))
 
@@ -62,7 +62,7 @@ class QueueForecast:
         return self.rate(self._largest) if is_known else inf
 
     def drain_time(self, running: int) -> float:
-        """Return how many seconds the queue, and so many `running` rows, will take; 1 s if nothing is known."""
+        """Return how many seconds the queue and the `running` rows will take; 1 s if nothing is known."""
         waiting = self._queue.waiting
         rate = self.rate(waiting)
         return (waiting + running / 2) / rate if 0.0 < rate < inf else UNKNOWN_WAIT

@@ -103,7 +103,7 @@ class FifoQueue:
 
     @staticmethod
     def portion(request: Request, max_rows: int, max_cost: float) -> float:
-        """Return how much of `request`, in the unit of its size, a batch of up to `max_rows` rows and so much cost takes."""
+        """Return how much of `request`, in the unit of its size, a batch of up to `max_rows` rows and `max_cost` takes."""
         return min(rows_left(request), max_rows)
 
     def __len__(self) -> int:

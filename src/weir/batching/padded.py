@@ -134,7 +134,7 @@ class LengthQueue(FifoQueue):
         del self._turns[:first]
 
     def next(self, rows: float, cost: float) -> list[Request]:
-        """Return the requests that are next, in order: about so many rows, or about so much `cost`."""
+        """Return the requests that are next, in order: about as many as have `rows`, or about as many as have `cost`."""
         found: list[Request] = []
         for _, _, request in self._turns:
             if rows <= 0 or cost <= 0.0:
@@ -254,7 +254,7 @@ class PaddedDraft(BatchDraft):
 class ByLength(Composer):
     """Composes batches by length, with at most `max_padding` units of padding in each (None: any number).
 
-    A unit of padding costs `padding_cost` times as much as a token. `expected` returns the seconds that a batch of so many rows takes, after which
+    A unit of padding costs `padding_cost` times as much as a token. `expected` returns the seconds that a batch of some rows takes, after which
     the next one is cut.
     """
 

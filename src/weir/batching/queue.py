@@ -210,7 +210,7 @@ class RequestQueue:
         return self.arrivals - self.departed
 
     def room(self, rows: int, cost: float = 0.0) -> bool:
-        """Return whether a request of so many rows and so much `cost` fits. One that is larger than the whole queue fits when nothing waits; one that is
+        """Return whether a request of these `rows` and this `cost` fits. One that is larger than the whole queue fits when nothing waits; one that is
         larger than the capacity fits when nothing runs either."""
         if self.arrivals >= self.ceiling or (self.cost + cost > self.max_cost and self.waiting):
             return False
@@ -218,13 +218,13 @@ class RequestQueue:
         return (waiting + rows <= self.max_rows or not waiting) and (under_way + rows <= self.capacity or not under_way)
 
     def ran(self, rows: int) -> None:
-        """Note that so many more rows run; fewer, if `rows` is negative."""
+        """Add `rows`, which may be negative, to the rows that run."""
         self.running += rows
         if self.capacity < inf:
             self._raise_ceiling()
 
     def run_again(self, rows: int) -> None:
-        """Note that so many rows are to run again now."""
+        """Note that `rows` rows must run again now."""
         self.again = rows
         if self.capacity < inf:
             self._raise_ceiling()
@@ -234,7 +234,7 @@ class RequestQueue:
             self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running - self.again)
 
     def resize(self, max_rows: int) -> None:
-        """Let at most so many rows wait from now on. Those that wait already stay."""
+        """Let at most `max_rows` rows wait from now on. Those that wait already stay."""
         if self.max_rows >= 0:
             self.max_rows = max_rows
             self._raise_ceiling()
@@ -291,7 +291,7 @@ class RequestQueue:
         self.depart(rows, rows / request.form.rows * request.form.cost)
 
     def depart(self, rows: int, cost: float) -> None:
-        """Note that so many rows, which cost so much together, have left a group."""
+        """Note that `rows` rows, which have the `cost` together, have left a group."""
         self.departed += rows
         if self.max_cost < inf:
             self.cost = self.cost - cost if self.waiting else 0.0  # so that rounding does not add up

@@ -100,7 +100,7 @@ def dispatch_items(requests: Iterable[Request]) -> None:
 
 
 def overtake(request: Request, times: int) -> None:
-    """Note that so many more batches have gone before `request`."""
+    """Note that `times` more batches have gone before `request`."""
     request.overtaken += times
 
 

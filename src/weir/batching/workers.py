@@ -344,7 +344,7 @@ class WorkerTurns(Generic[U]):
         self._busy[user] += now
 
     def forgive(self, user: U, seconds: float) -> None:
-        """Leave so many seconds, in which `user` served no requests, out of what the models are compared by."""
+        """Leave `seconds`, in which `user` served no requests, out of what the models are compared by."""
         self._had[user] -= seconds
 
     def forget(self, user: U) -> None:

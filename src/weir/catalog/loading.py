@@ -208,7 +208,7 @@ def _describe(error: BaseException) -> str:
 
 
 def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
-    """Return the class `name` of `module`. Raises SettingsError, which names the module's models, if it is no model."""
+    """Return the class `name` of `module`. Raises SettingsError, which names the module's models, if it is not a model."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -470,7 +470,7 @@ class Manager:
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
         """Accept no more requests for a model, finish the accepted ones, and stop it; with `version`, that version only.
 
-        A known model that does not run is no error. With `unload_dependents`, the chains that have it as a step are unloaded
+        A known model that does not run is not an error. With `unload_dependents`, the chains that have it as a step are unloaded
         first. Raises ModelNotFound for an unknown name; and without `unload_dependents` Conflict for a step of a chain, when
         nothing has been stopped.
         """

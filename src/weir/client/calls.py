@@ -204,7 +204,7 @@ class Sleep(NamedTuple):
 def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
     """Run `program` to its end and return its result.
 
-    `send(step, seconds)` does a step within so many seconds and returns its response. A WeirError of a step is thrown into the
+    `send(step, seconds)` does a step within `seconds` and returns its response. A WeirError of a step is thrown into the
     program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout

@@ -181,7 +181,7 @@ class EmbeddingClient:
             blocking: whether to wait for the vectors. Otherwise the number of the request is returned, for `fetch`.
             show_tokens: whether to return a pair of the vectors and the tokens of each text.
             timeout: seconds; None is the client's.
-            dimensions: keeps only so many numbers at the start of each vector.
+            dimensions: how many numbers to keep, from the start of each vector.
             truncate: False refuses texts that are too long; True cuts them.
             priority: higher goes first.
             model: the model to use; None is the client's.

@@ -151,7 +151,7 @@ class _Helpers:
         os.register_at_fork(after_in_child=self._idle.clear)
 
     def run(self, work: Callable[[], Any], seconds: float) -> Any:
-        """Return the result of `work`, or raise its error. Raises TimeoutError after so many seconds, while `work` goes on."""
+        """Return the result of `work`, or raise its error. Raises TimeoutError after `seconds`, while `work` goes on."""
         future = Future[Any]()
         try:
             jobs = self._idle.pop()

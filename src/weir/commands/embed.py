@@ -320,7 +320,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
 
 
 def foreign_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each flag of other servers that is no setting of Weir's; `--help` does not show them."""
+    """Return a parameter for each flag of other servers that is not a setting of Weir's; `--help` does not show them."""
     flags = {**dict.fromkeys((MODEL_ID, REVISION, SERVED_NAME), ForeignFlag()), **OTHER_FLAGS, **BERT_FLAGS}
     own = declared_settings(TEXTS)
     return [_foreign_parameter(name, flag) for name, flag in flags.items() if name not in own]

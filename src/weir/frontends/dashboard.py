@@ -477,7 +477,7 @@ _SECURITY: Headers = [
 _PAGE = "page.html"
 
 
-# The page alone: what it reads is no API for others.
+# The page alone: what it reads is not an API for others.
 _DESCRIBED = {
     "operationId": "get_dashboard",
     "tags": ["server"],

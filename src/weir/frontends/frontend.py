@@ -161,7 +161,7 @@ class FrontProduct(Protocol):
     def routes(
         self, models: "Models", http: HttpSettings, fronts: int, send: Callable[[bytes], None]
     ) -> "Sequence[RouteHandler]":
-        """Return the handlers of its routes, in one of so many `fronts`; the dispatcher answers all others. `send` is called with what `reported` gets."""
+        """Return the handlers of its routes, in one of the `fronts`; the dispatcher handles all others. `send` is called with what `reported` gets."""
 
     def report(self) -> None:
         """Send what was counted."""
@@ -177,7 +177,7 @@ class DispatcherProduct(Protocol):
         """Return what gives texts of fronts their turns; None for a model that takes none of them."""
 
     def reported(self, data: bytes) -> None:
-        """Count what a front has counted. Raises ValueError or msgspec.MsgspecError for what is no such thing."""
+        """Add the counts of a front. Raises ValueError or msgspec.MsgspecError for anything else."""
 
 
 class ProductInFronts(NamedTuple):

@@ -28,7 +28,7 @@ LONGEST_BODY = 32 << 10
 LONGEST_PAYLOAD = 2 * LONGEST_BODY  # what is read from a body may be longer, such as numbers in JSON
 LONGEST_TOKENS = 1 << 20  # bytes of the token ids of a text
 
-# The frame of a front is closed when it has so many bytes, and may have as many again: a message is short.
+# The frame of a front is closed when it has this many bytes, and may have as many again: a message is short.
 FULL_FRAME = 1 << 20
 LONGEST_FRAME = 4 << 20
 
@@ -55,7 +55,7 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
 
 
 class SentText(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """A text as tokens (see weir.text_models.texts.Tokens), which costs so many. Its arrival is when its request began.
+    """A text as tokens (see weir.text_models.texts.Tokens), whose number is its cost. Its arrival is when its request began.
 
     `ahead` says by how many tokens its caller has had more than others of the front, and `brief` is as in RequestBase.
     """
@@ -106,7 +106,7 @@ class Reported(msgspec.Struct, array_like=True, tag=21):
 
 
 class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
-    """Lend a place of so many bytes in the arena of a model."""
+    """Asks for memory of `size_bytes` in the arena of a model."""
 
     model: Number
     size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
@@ -496,7 +496,7 @@ class Link(Generic[R]):
         self.grew(size_bytes)
 
     def grew(self, size_bytes: int) -> None:
-        """Note that the message that was put last has so many bytes more."""
+        """Note that the message that was put last has `size_bytes` more."""
         self._size += size_bytes
         if self._size > FULL_FRAME:
             self.flush()

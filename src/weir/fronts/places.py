@@ -260,7 +260,7 @@ class LentPlaces:
         self._closed = False
 
     def reserve(self, size_bytes: int) -> LentPlace | None:
-        """Return a place for so many bytes; None if there is none here: see `ask`."""
+        """Return a place for `size_bytes`; None if there is none here: see `ask`."""
         offset = self._find(size_bytes)
         if offset is None or self._mapping is None:
             return None
@@ -283,7 +283,7 @@ class LentPlaces:
         self._send(WantPlace(self._model, room))
 
     def granted(self, message: Granted) -> None:
-        """The dispatcher has answered what was asked first for so many bytes."""
+        """Handle the dispatcher's reply to the oldest request for memory of this size."""
         index = next(index for index, (room, _) in enumerate(self._asked) if room == message.size_bytes)
         _, answered = self._asked.pop(index)
         has = message.offset >= 0

@@ -139,7 +139,7 @@ class Requests:
         finish_each(requests, outputs, PLAIN if batch is None else dispatch_of(batch), undelivered)
 
     def ended(self, message: FailedRequest | MustHandOver) -> None:
-        """Give one request its end, which is no output."""
+        """Give one request its end, which is not an output."""
         request = self.open.pop(message.number, None)
         if request is None:
             return
@@ -196,7 +196,7 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, boo
         if (head := head_of_views(payload, block.address, len(block.view))) is not None:
             block.view[: len(head)] = head
             return _sent(block), True
-        packed = pack(payload)  # BYTES are no views of their place
+        packed = pack(payload)  # BYTES are not views of their memory
         if len(packed) > len(block.view):
             return None
         request.keep_body()

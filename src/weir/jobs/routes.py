@@ -51,8 +51,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Upload:
     """An upload of one file to `path` on `disk`, at most `max_size` bytes, and of some short fields.
 
-    `content_type` is that of the body. `reserve` is called before each piece is written: it keeps room for so many bytes, or raises. After `read`, `fields` has the fields, and `filename` the name that the client gave, without folders; it is only
-    shown. Raises UnsupportedMediaType if the body is no form with parts.
+    `content_type` is that of the body. `reserve` is called before each piece is written: it keeps room for its bytes, or raises. After `read`, `fields` has the fields, and `filename` the name that the client gave, without folders; it is only
+    shown. Raises UnsupportedMediaType if the body is not a form with parts.
     """
 
     def __init__(

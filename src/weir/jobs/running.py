@@ -157,7 +157,7 @@ def body_of(file: int, request: JobRequest) -> bytes:
 
 
 def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer:
-    """Return what is kept of the response to a request: its line in the output file. A body that is no JSON becomes a JSON string."""
+    """Return what is kept of the response to a request: its line in the output file. A body that is not JSON becomes a JSON string."""
     shown: Any
     try:
         body.decode()

@@ -46,7 +46,7 @@ class Backoff:
         return self._wait(self._failures)
 
     def refused(self) -> float:
-        """Return how many seconds to wait after the system refused a process. That is no failure of the model."""
+        """Return how many seconds to wait after the system refused a process. That is not a failure of the model."""
         self._refusals += 1
         return self._wait(self._refusals)
 

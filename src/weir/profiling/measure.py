@@ -23,9 +23,9 @@ from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeE
 
 ALL_UP_TO = 16  # rows
 STRIDE = 1.25  # ratio of neighbouring sizes above that
-VISIBLE = 0.02  # a rise by a smaller share is no step
+VISIBLE = 0.02  # a rise by a smaller share is not a step
 SIGMAS = 4.0  # standard errors by which a rise must exceed noise
-STEEP = 2.0  # a step is so many times as steep as the flatter side next to it
+STEEP = 2.0  # times as steep as the flatter side next to it, at least, is a step
 MOST_PERIODS = 64  # more steps of equal width are not looked for
 
 

@@ -50,7 +50,7 @@ class Measuring:
         await executor.start(measuring)
         profile = await measure(measuring, items, max_batch_size)
 
-    `now` returns seconds, and `sleep` waits for so many. With `reserve`, a worker computes for no other model meanwhile, and the time for which
+    `now` returns seconds, and `sleep` waits for some. With `reserve`, a worker computes for no other model meanwhile, and the time for which
     batches of other models had it does not count.
     """
 
@@ -78,7 +78,7 @@ class Measuring:
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Raise TimeoutError after so many seconds of the loop, without those for which other models had the worker."""
+        """Raise TimeoutError after `seconds` of the loop, without those for which other models had the worker."""
         async with asyncio.timeout(seconds) as limit:
             self._limits.append(limit)
             try:
@@ -244,8 +244,8 @@ FAR = 8.0  # robust standard deviations
 LEAST_SPREAD = 0.05  # share of the median that the robust standard deviation is at least
 RARE = 0.05  # share of a sample
 CROWDED_RARE = 0.3  # share of a sample
-SMALL = 5  # from so many durations on, one may be left out
-PRIOR = 5.0  # the variation of the other sizes counts as much as so many durations
+SMALL = 5  # durations, from which on one may be left out
+PRIOR = 5.0  # durations, as many as the variation of the other sizes counts for
 NORMAL = 1.4826  # standard deviation of a normal law, divided by its median absolute deviation
 Z95 = 1.96  # standard errors in half of a 95 % interval
 

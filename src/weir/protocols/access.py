@@ -133,7 +133,7 @@ def read_token(path: str) -> bytes:
 def allowed(origins: Sequence[str], host: str, cors_origins: Sequence[str]) -> bool:
     """Return whether a caller with these `Origin` headers may open a connection.
 
-    Allowed are clients that are no browsers (they send no origin), pages of this server, and pages of `cors_origins`. Browsers do not check this for
+    Allowed are clients other than browsers (they send no origin), pages of this server, and pages of `cors_origins`. Browsers do not check this for
     WebSockets, so the server must (RFC 6455, section 10.2).
     """
     if not origins or "*" in cors_origins:

@@ -40,7 +40,7 @@ _COPIES = 4
 # One connection with many requests under way may hold one eighth of the limit.
 _CONNECTION_PART = 8
 
-# A head exists so many times while its request is under way: its bytes, its headers, and its path in two forms.
+# Copies of a head while its request is under way: its bytes, its headers, and its path in two forms.
 _HEAD_COPIES = 3
 _FREE_HEAD = 4 << 10  # bytes of a head that are not charged: most heads are shorter
 
@@ -137,7 +137,7 @@ class Account:
         return set()
 
     def count_call(self, change: int) -> int:
-        """Note that so many more calls of gRPC are under way; return how many are, in all processes of the server."""
+        """Add `change` to the calls of gRPC under way; return their number, in all processes of the server."""
         self.calls += change
         return self.calls
 

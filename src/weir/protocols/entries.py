@@ -329,7 +329,7 @@ def response_of(
 ) -> InferenceResponse:
     """Return the response to `request`, whose queue entries were of `kinds` and ended with `outputs`.
 
-    If it has `waited` so many seconds for a worker to start, its parameter `start_time` says so. It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
+    If it has `waited` some seconds for a worker to start, its parameter `start_time` says so. It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
     """
     parameters: Parameters = {}
     if service.facts.model.takes_requests:
@@ -440,7 +440,7 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
 
 
 def arrays_size(payload: Any) -> int:
-    """Return how many bytes the arrays of a payload have; 0 if it is no dict of arrays, for it is then part of the body."""
+    """Return how many bytes the arrays of a payload have; 0 if it is not a dict of arrays, for it is then part of the body."""
     if not isinstance(payload, dict):
         return 0
     return sum([int(getattr(value, "nbytes", 0)) for value in payload.values()])

@@ -431,7 +431,7 @@ class HttpProtocol(Protocol):
     def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> HttpRequestHead | None:
         """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
 
-        Returns None if it is no request of this protocol. Raises the WeirError that refuses it.
+        Returns None if it is not a request of this protocol. Raises the WeirError that refuses it.
         """
 
     def named(self, path: str) -> "ModelHandle | None":

@@ -208,14 +208,14 @@ def head_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 def content_length(value: bytes) -> int:
     """Return how many bytes the `value` of a Content-Length header states, however many zeros it begins with. Of more than 19 digits the first 19 count,
-    which are beyond every limit. Raises InvalidRequest if it is no number."""
+    which are beyond every limit. Raises InvalidRequest if it is not a number."""
     if not value.isdigit():
         raise InvalidRequest(f"Content-Length {value[:40].decode('latin-1')!r}: must be a number of bytes")
     return int(value) if len(value) < 19 else int(value.lstrip(b"0")[:19] or 0)
 
 
 def check_length(value: bytes, max_body_size: int) -> None:
-    """Raise InvalidRequest if the `value` of a Content-Length header is no number, and TooLarge if it exceeds `max_body_size` bytes."""
+    """Raise InvalidRequest if the `value` of a Content-Length header is not a number, and TooLarge if it exceeds `max_body_size` bytes."""
     if content_length(value) > max_body_size:
         raise too_large(f"of {value.lstrip(b'0')[:40].decode()} bytes", max_body_size)
 

@@ -387,7 +387,7 @@ def start_headers(arrival: float, dispatch: Dispatch | None) -> Headers:
 
 
 def waited_headers(seconds: float) -> Headers:
-    """Return the header of a request that has waited so many seconds for a worker to start; none for 0."""
+    """Return the header of a request that has waited `seconds` for a worker to start; none for 0."""
     return [(b"x-start-time", b"%.6f" % seconds)] if seconds else []
 
 

@@ -30,7 +30,7 @@ from weir.workers.turns import DeviceGroup, DeviceTurns
 if TYPE_CHECKING:
     from weir.tuning.learning import StartMeasurement
 
-# To read so many rows takes a turn of the loop so long that others have probably come meanwhile.
+# Reading this many rows takes a turn of the loop so long that others have probably come meanwhile.
 MANY = 16
 
 NOT_STARTED = "not started"  # why a service is not ready before its start and after its end

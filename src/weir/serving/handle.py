@@ -23,7 +23,7 @@ class ModelFacts:
     """The facts of a model that stay until it is reloaded. A generation makes it, so each reload has another object.
 
     Attributes:
-        name, version: as the registry has them; "" is no version.
+        name, version: as the registry has them; "" for a model without versions.
         model: the class, which declares inputs, outputs, content types and examples.
         platform: the kind of model, for the metadata.
         batching: the limits of its queue and of its batches.

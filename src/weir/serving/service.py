@@ -383,7 +383,7 @@ class Service:
     def form_of(
         self, *, timeout: float | None = None, priority: int = 0, key: Hashable = None, backpressure: bool | None = None
     ) -> Form:
-        """Return the form of a call in this process that states this; `backpressure` is no part of it."""
+        """Return the form of a call in this process that states this; `backpressure` is not part of it."""
         usual = self.generation.form
         if timeout is None and not priority and key is None:
             return usual

@@ -323,7 +323,7 @@ def objective_for(given: LatencySLO | str | None, profile: Profile) -> LatencySL
 
 def count_of(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
     """Return how many requests arrive: `requests`, by default REQUESTS or all of a trace. Raises SettingsError, also for a
-    `warm_up` that is no share.
+    `warm_up` that is not a share.
     """
     if not 0.0 <= warm_up < 1.0:
         raise SettingsError(f"warm_up={warm_up!r}: must be a share, from 0 to below 1")

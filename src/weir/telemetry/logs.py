@@ -48,7 +48,7 @@ _OF_A_WORKER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(debug|info|warning|error|critical) *\] (.*) \[(\S+)\] worker=(\S+)"
 )
 
-MOST_OF_A_KIND, PERIOD = 5, 60.0  # so many errors of a kind have a line in so many seconds
+MOST_OF_A_KIND, PERIOD = 5, 60.0  # errors of a kind that have a line, in as many seconds
 MOST_KINDS = 1000  # kinds of errors that are counted: a model may make types without end
 
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
@@ -323,7 +323,7 @@ class AccessLog(SilentObserver):
 
 logger = logging.getLogger("weir")
 
-# An observer is notified of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
+# An observer is notified of requests at their end, which is not the order of their arrival. This many are kept to be sorted:
 # more are seldom in progress at once.
 KEPT = 8192
 # Lines written at once, in about a millisecond of the event loop's time.

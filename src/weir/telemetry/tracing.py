@@ -105,7 +105,7 @@ class Tracing(SilentObserver):
         return Trace(trace_id, self._new_id(64), parent_id, sampled=sampled, state=decided.trace_state)
 
     def _new_id(self, bits: int) -> int:
-        """Return a random id of so many bits, never 0."""
+        """Return a random id of at most `bits` bits, never 0."""
         return self._random.getrandbits(bits) or 1
 
     # Events.
@@ -298,6 +298,6 @@ def _context_of(trace: Trace) -> SpanContext:
 
 
 def _status(error: WeirError | None) -> Status:
-    if error is None or isinstance(error, Cancelled):  # a caller that left is no failure of the server
+    if error is None or isinstance(error, Cancelled):  # a caller that left is not a failure of the server
         return Status()
     return Status(StatusCode.ERROR, error.message)

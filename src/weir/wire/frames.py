@@ -391,7 +391,7 @@ def encode_reply(bodies: dict[str, bytes], failed: Sequence[str] = ()) -> bytes:
 def decode_reply(body: bytes, ids: Sequence[str]) -> LockstepReply:
     """Return a worker's reply to the batch with these ids. Other ids in it are ignored.
 
-    Raises FrameError if `body` is no such map, or if `error_ids` does not consist of whole ids.
+    Raises FrameError if `body` is not such a map, or if `error_ids` does not consist of whole ids.
     """
     answer = _map(body)
     named = answer.pop(ERROR_IDS, b"").decode("ascii", "replace")

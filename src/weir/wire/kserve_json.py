@@ -429,7 +429,7 @@ class BodyPeek:
     def __call__(self, body: Body) -> Outline:
         """Return the outline of `body`.
 
-        Raises InvalidRequest if it is no inference request, or if the names, datatypes, shapes or numbers of rows of its tensors are not as declared. The
+        Raises InvalidRequest if it is not an inference request, or if the names, datatypes, shapes or numbers of rows of its tensors are not as declared. The
         data are not checked: the worker refuses wrong ones.
         """
         head = parse(_decode, body, "an inference request")

@@ -91,7 +91,7 @@ def refusal(error: BaseException, content_type: str, body: Any) -> RequestError 
     if not isinstance(error, UNREADABLE):
         return None
     try:
-        DECODE[content_type](body)  # a typed decoder stops at the first wrong type: what follows may be no JSON at all
+        DECODE[content_type](body)  # a typed decoder stops at the first wrong type: what follows may not be JSON at all
     except UNREADABLE as malformed:
         return unreadable(malformed, content_type, body)
     return _msgspec_failure(error)

@@ -717,7 +717,7 @@ class Unpacker:
         self._known: dict[bytes, list[tuple[str, numpy.dtype[Any] | None, tuple[int, ...], int, int]]] = {}
 
     def __call__(self, packed: bytes | memoryview) -> Arrays:
-        """Return the arrays, as read-only views of `packed` except for BYTES. Raises InvalidRequest for bytes that are no packed arrays."""
+        """Return the arrays, as read-only views of `packed` except for BYTES. Raises InvalidRequest for bytes that are not packed arrays."""
         try:
             return self._read(memoryview(packed).toreadonly())
         except (struct.error, msgspec.MsgspecError, TypeError, ValueError) as error:

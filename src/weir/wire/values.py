@@ -77,7 +77,7 @@ def mentions(schema: Any, key: str) -> bool:
     return isinstance(schema, (list, tuple)) and any(mentions(part, key) for part in schema)
 
 
-# A "half" is an escape of half of a surrogate pair without the other half, which is no Unicode character (RFC 8259, section 8.2).
+# A "half" is an escape of half of a surrogate pair without the other half, which is not a Unicode character (RFC 8259, section 8.2).
 
 MAX_HALVES = 10_000  # of one body that `without_halves` replaces
 
@@ -92,7 +92,7 @@ _NO_TOKEN = "\ufffd"  # the replacement character
 
 
 def half_in(body: bytes | bytearray | memoryview) -> str | None:
-    """Return an error text for the first half in `body`, which is no JSON for that reason or another; None if it has none. The time is linear."""
+    """Return an error text for the first half in `body`, which is not JSON for that reason or another; None if it has none. The time is linear."""
     found = _UP_TO_HALF.match(bytes(body))
     return found and f"is not valid Unicode: byte {found.end()} begins half of a surrogate pair"
 
@@ -471,7 +471,7 @@ def decode(body: bytes | memoryview, content_type: str) -> Any:
 
 
 def split(body: bytes | memoryview, content_type: str, most: int | None = None) -> list[bytes] | None:
-    """Return the elements of the list in `body`, still encoded; None if there are more than `most`. Raises InvalidRequest if `body` is no list.
+    """Return the elements of the list in `body`, still encoded; None if there are more than `most`. Raises InvalidRequest if `body` is not a list.
 
     The number is checked before the elements are made, because those of 16 MB of numbers take half a gigabyte. A JSON element with half of a surrogate pair
     is returned too; decoding that element raises the error.
@@ -538,7 +538,7 @@ def encode(value: Any, content_type: str) -> bytes:
 
 def unreadable(error: BaseException, content_type: str, body: bytes | memoryview = b"") -> InvalidRequest:
     """Return the InvalidRequest for `error`, one of UNREADABLE, which reading a body of `content_type` has raised. With the `body`, it names the byte at
-    which a text is no Unicode."""
+    which a text is not Unicode."""
     half = half_in(body) if content_type == JSON else None
     if half is not None:
         return InvalidRequest(f"body: {half}")

@@ -212,7 +212,7 @@ class Arena:
         return block if block.holds(offset, size_bytes) else None
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Free the place at `offset`, which has so many bytes. Blocks call this."""
+        """Free the `size_bytes` at `offset`. Blocks call this."""
         if not self._closed:
             self._allocator.free(offset)
             del self._blocks[offset], self._offsets[bisect_left(self._offsets, offset)]

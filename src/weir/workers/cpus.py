@@ -99,7 +99,7 @@ def _least(root: Path, path: str, *files: str) -> float:
     """Return the least quota of the group at `path` and those above it. In a container the group itself may be mounted at `root`."""
     own, least = root.joinpath(*Path(path).parts[1:]), math.inf
     for folder in (own, *own.parents):
-        with suppress(OSError, ValueError):  # "max 100000" and -1 are no limits
+        with suppress(OSError, ValueError):  # "max 100000" and -1 are not limits
             quota, period = (int(each) for file in files for each in (folder / file).read_text().split())
             if quota > 0:
                 least = min(least, quota / period)

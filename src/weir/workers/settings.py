@@ -95,7 +95,7 @@ def _is_json_object(text: str) -> bool:
 
 RULE = "must be unix:PATH or tcp:HOST:PORT"
 
-MOST_KINDS = 2  # of workers: for so many the policy is solved
+MOST_KINDS = 2  # of workers, for which the policy is solved
 ONE_WORKER: Mapping[str, Any] = {"workers": 1, "worker_kinds": []}  # the settings of a model that is tried or measured
 
 

@@ -205,7 +205,7 @@ def loaded_apart(path: str, name: str) -> ModelFolder:
 
 
 def folder_that_has(kind: type) -> ModelFolder | None:
-    """Return the folder that a class was loaded from; None if that is no model's."""
+    """Return the folder that a class was loaded from; None if that is not a model's."""
     folder: ModelFolder | None = getattr(sys.modules.get(kind.__module__), FOLDER, None)
     return folder
 
@@ -386,7 +386,7 @@ def _named(model: type) -> Named | None:
 
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
-    """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is no model."""
+    """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is not a model."""
     main = sys.modules["__main__"]
     if not isinstance(main, _Script):  # else that of another model of this worker, from the same script
         main = sys.modules["__main__"] = _Script(main)

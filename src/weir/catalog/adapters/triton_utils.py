@@ -36,7 +36,7 @@ NAME = "triton_python_backend_utils"
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SEQUENCE_START, SEQUENCE_END = 1, 2  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_...
 _SEQUENCE = ((SEQUENCE_START, "sequence_start"), (SEQUENCE_END, "sequence_end"))
-# Parameters of the protocol that are no parameters of the model.
+# Parameters of the protocol that are not parameters of the model.
 _OF_PROTOCOL = ("binary_data_output", "class", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout")
 
 Array = numpy.ndarray[Any, Any]

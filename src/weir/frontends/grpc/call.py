@@ -35,7 +35,7 @@ def _private() -> Any:
 
 
 cygrpc = _private()  # the core on which both servers of grpcio are built; see core.py
-# It logs a traceback for each value in the metadata that is no UTF-8, and goes on.
+# It logs a traceback for each value in the metadata that is not UTF-8, and goes on.
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: not str(record.msg).startswith("Invalid encoding"))
 # The names of the core that are used. They are not public, so a later grpcio may lack some.
 NEEDED = (

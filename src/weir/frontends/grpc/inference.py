@@ -63,7 +63,7 @@ Read = tuple[Parsed, InferenceRequest | WeirError]
 
 
 def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
-    """Return the message in `body`, and the request in it or the error that refuses it. Raises InvalidRequest if `body` is no such message."""
+    """Return the message in `body`, and the request in it or the error that refuses it. Raises InvalidRequest if `body` is not such a message."""
     charge_values(len(body), partial(typed_bytes, body))
     parsed = parse_request(body)
 

@@ -201,7 +201,7 @@ class DriftDetector:
         return None
 
     def _note_reversal(self, change: float) -> None:
-        """Note that `change` is reported. If it takes back the one before, that was no change: times vary so much."""
+        """Note that `change` is reported. If it takes back the one before, that was not a change: times vary that much."""
         if change * self._last < 0.0:
             self._wander.value = max(self._wander.value, min(abs(change), abs(self._last)))
         self._last = change

@@ -45,13 +45,13 @@ class Parser(Protocol[Parsed]):
     """Parses bytes into frames."""
 
     def feed(self, data: memoryview) -> Sequence[Parsed]:
-        """Return the frames that `data` completes. Raises FrameError for bytes that are no frame."""
+        """Return the frames that `data` completes. Raises FrameError for bytes that are not a frame."""
 
 
 class Channel(Generic[F]):
     """Sends frames in order and passes each frame that arrives to `on_frame`.
 
-    `on_end` is called once, with a reason, when nothing more can arrive: the other side closed its end, or sent bytes that are no frame. Both
+    `on_end` is called once, with a reason, when nothing more can arrive: the other side closed its end, or sent bytes that are not a frame. Both
     are called from the loop, or from `receive_rest`.
     """
 

@@ -47,7 +47,7 @@ class Ownership:
         self._left = ""  # why the server has left
 
     def listen(self, number: int, seconds: float | None) -> bool:
-        """Return whether the worker goes on: False as soon as it has stopped, True after so many seconds. `number` tells which server calls."""
+        """Return whether the worker goes on: False as soon as it has stopped, True after `seconds`. `number` tells which server calls."""
         with self._changed:
             self.check(number)
             self._calls += 1
@@ -57,7 +57,7 @@ class Ownership:
             return not self._ended
 
     def goes_on(self, seconds: float) -> bool:
-        """Return whether a server that has adopted the actor calls `listen` within so many seconds, and does not leave."""
+        """Return whether a server that has adopted the actor calls `listen` within `seconds`, and does not leave."""
         with self._changed:
             before = self._calls
             self._changed.wait_for(lambda: self._left or self._calls != before, seconds if self._number else 0.0)

@@ -97,7 +97,7 @@ class Runner:
     """Owns one instance of a model and runs batches through it, from any thread, one at a time; a `twin` runs others meanwhile.
 
     `fatal` are the exceptions that are passed on, because they end the process or thread; any other that the model raises is the error of
-    entries. `open_place` returns shared memory of so many bytes for a result, or None
+    entries. `open_place` returns shared memory of a size in bytes for a result, or None
     if there is no room. `shared` is the model, if it has been made already and has loaded what its workers share.
     """
 

@@ -31,7 +31,7 @@ _logger = logging.getLogger("weir")
 # item or the batch.
 ENDS_THE_PROCESS: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt)
 
-# The text of an exception may be a whole array; of it, and of the traceback, only so many characters are kept.
+# The text of an exception may be a whole array; of it, and of the traceback, only this many characters are kept.
 MAX_TEXT = 2_000
 MAX_TRACEBACK = 50_000
 
@@ -311,7 +311,7 @@ def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
 
 
 def answers_of(returned: Any, count: int, name: str) -> list[Any]:
-    """Return the responses in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of so many.
+    """Return the responses in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of that length.
 
     Raises ModelError for anything else. Other types that have as many elements are refused too: a mapping, a table, a text or a named tuple
     is one object about the whole batch, and its parts would go to the wrong callers.

@@ -499,7 +499,7 @@ Open = Callable[[int], memoryview | None]
 
 
 def allocator(open_place: Open) -> Callable[[tuple[int, ...], numpy.dtype[Any]], Any]:
-    """Return the function with which `Model.output` makes arrays. `open_place` returns shared memory of so many bytes, or None."""
+    """Return the function with which `Model.output` makes arrays. `open_place` returns shared memory of a size in bytes, or None."""
 
     def allocate(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Any:
         size_bytes = math.prod(shape) * dtype.itemsize
@@ -626,6 +626,6 @@ def separated(model: Model, judge: Judge) -> tuple[Callable[[list[Any]], Any], J
 
 
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
-    """Return the example as many times as it takes for about so many rows, at least once."""
+    """Return the example as many times as it takes for about `rows` rows, at least once."""
     arrays = to_arrays(example, model.inputs)
     return [arrays] * max(1, rows // rows_of(arrays)) if is_batched(model) else [arrays]

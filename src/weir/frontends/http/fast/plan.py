@@ -200,7 +200,7 @@ class RouteHandler(Protocol):
     def complete(self, plan: "RoutePlan", http_head: HttpHead, path: str) -> bool:
         """Complete `plan` for a request to `path` (percent-decoded, without the query): set its `head` and what follows from it.
 
-        Returns False if it is no request of this protocol, or if the ASGI application shall answer it. Raises the WeirError that refuses it.
+        Returns False if it is not a request of this protocol, or is for the ASGI application. Raises the WeirError that refuses it.
         """
 
     def named(self, path: str) -> "ModelHandle | None":
