@@ -97,7 +97,7 @@ if TYPE_CHECKING:
 # together with SIGTERM, and a shell sends it twice.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-WRITE_TIMEOUT = 5.0  # seconds for writing finished answers, at the end of a drain
+WRITE_TIMEOUT = 5.0  # seconds for writing finished responses, at the end of a drain
 
 
 FILES_OF_A_FRONT = 8  # that the server opens at most for each: sockets to it, its listening sockets, its process

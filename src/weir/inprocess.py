@@ -65,7 +65,7 @@ class LocalCalls(Calls):
         async def infer() -> InferenceResponse:
             return await (await self._exchange(request)).infer(request)
 
-        return (yield infer)  # type: ignore[no-any-return]  # a step's answer
+        return (yield infer)  # type: ignore[no-any-return]  # a step's response
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""

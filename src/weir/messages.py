@@ -152,7 +152,7 @@ class Request(Protocol):
     trace: Any
 
     large: bool  # whether it waits among the large requests, which small ones may overtake
-    settled: bool  # whether it has ended (answered, failed or cancelled)
+    settled: bool  # whether it has ended (with a response or an error, or cancelled)
     taken: int  # rows (ITEMS: items) dispatched so far; equals `rows` when nothing of it is left in the queue
     overtaken: int  # how many batches with later requests have gone before it
     partial: Any  # the responses to some pieces of a divided request, until all pieces are back
@@ -162,7 +162,7 @@ class Request(Protocol):
         which `fail` is called with that error."""
 
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER if the last part of a streaming model has
+        """Deliver the (last) response: a value, encoded bytes or a Block; or NO_ANSWER if the last part of a streaming model has
         already been delivered. For ITEMS it is a list, with a WeirError in the place of a failed item."""
 
     def fail(self, error: WeirError) -> None:
@@ -349,7 +349,7 @@ class Timing(NamedTuple):
 
 
 class EventKind(IntEnum):
-    """PART: one of several responses. DONE: the (last) answer, which ends the request. ERROR: an error, which ends the request. END:
+    """PART: one of several responses. DONE: the (last) response, which ends the request. ERROR: an error, which ends the request. END:
     the end of a streaming request without a further response; its output has no meaning.
 
     Events find out by themselves which outputs are errors; whoever makes Events need not say so."""
@@ -429,7 +429,7 @@ class Observer(Protocol):
         """A batch was cut and handed to a worker."""
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """These requests ended at `now`: all were answered, or all failed with the same type of error (Cancelled if the caller
+        """These requests ended at `now`: all have a response, or all failed with the same type of error (Cancelled if the caller
         left)."""
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:

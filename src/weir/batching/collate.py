@@ -1,4 +1,4 @@
-"""Turn a dispatch into the batch that a worker gets, and the worker's events into answers.
+"""Turn a dispatch into the batch that a worker gets, and the worker's events into responses.
 
 A dispatch consists of requests, a batch of *entries*: one for an item, one for each item of a list, one for tensors. An entry is
 (request, start, stop), which is its range of items (0 to 1 for a single item) or of rows.

@@ -25,7 +25,7 @@ UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measure
 MARGIN_GROWTH, MARGIN_DECAY = 1.5, 0.99
 FIRST_MARGIN = 0.1  # the first margin, as a part of the time of a batch
 
-# A request may wait for a turn of the driver's loop before it is read, and its answer for another turn.
+# A request may wait for a turn of the driver's loop before it is read, and its response for another turn.
 TURNS, TURN_FADE = 2.0, 0.9
 
 MARGIN = 0.001  # seconds from the end of a batch until its caller has the response
@@ -37,7 +37,7 @@ BULK, IDLE, POLICY = Reason.BULK, Reason.IDLE, Reason.POLICY
 class QueueForecast:
     """Forecasts for one queue and its workers. Rates are in rows per second, of all workers together.
 
-    `margin` is how many seconds before its deadline a request must be expected to be answered, to be started while more wait than can be answered
+    `margin` is how many seconds before its deadline a request must be expected to have its response, to be started while more wait than can have theirs
     in time. `turn` is how many seconds a turn of the driver's loop takes: about the longest of the last turns.
     """
 
@@ -68,7 +68,7 @@ class QueueForecast:
         return (waiting + running / 2) / rate if 0.0 < rate < inf else UNKNOWN_WAIT
 
     def time_in_sight(self) -> float:
-        """Return in how many seconds a request that arrives now is certainly answered, unless the queue grows a lot meanwhile."""
+        """Return in how many seconds a request that arrives now certainly has its response, unless the queue grows a lot meanwhile."""
         rows = min(self._max_rows, 2 * self._queue.waiting + 16 * self._largest)
         return self._service.upper(self._largest) + (rows + self._largest) / self.rate(rows)
 

@@ -126,7 +126,7 @@ class ListGather:
         return self.outputs[start] is not MISSING
 
     def put(self, start: int, stop: int, output: Any) -> bool:
-        """Store one item's answer, if it has none. Return whether all are there."""
+        """Store one item's response, if it has none. Return whether all are there."""
         if self.outputs[start] is MISSING:
             self.outputs[start] = output
             self.left -= 1

@@ -117,7 +117,7 @@ def bench(
             `max_lag_ms`.
 
     This runs an event loop of its own; within an event loop, await `run_bench` instead. Raises SettingsError for a wrong setting
-    or a target that does not answer. If the measurement is invalid, the report's `failures` say why.
+    or a target that does not respond. If the measurement is invalid, the report's `failures` say why.
     """
     with suppress(RuntimeError):  # raised if no event loop runs
         asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """A whole run: rounds of load in which the targets take turns, and the results of each target.
 
 `LoadSettings` describe the load. `make_load` makes the instants of every round, which are the same for each target. `send_on_time`
-sends each request at its instant; `send_by_callers` sends one as soon as another is answered. `run_round` awaits one of them, and then
+sends each request at its instant; `send_by_callers` sends one as soon as another has its response. `run_round` awaits one of them, and then
 the end of every request.
 """
 

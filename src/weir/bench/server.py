@@ -415,7 +415,7 @@ class ServerTarget(Target):
         self._under_way: dict[int, tuple[float, asyncio.Future[Any]]] = {}  # since when, the oldest first
 
     async def open(self) -> None:
-        """Connect, make the requests, and check that the first ones are answered. Raises SettingsError."""
+        """Connect, make the requests, and check that the first ones have responses. Raises SettingsError."""
         with self._named():
             await self._sender.connect()
             requests = self._given or [await self._example()]
@@ -465,7 +465,7 @@ class ServerTarget(Target):
         return step._replace(path=endpoint.path) if endpoint.kind == "kserve" else step
 
     async def _check(self, index: int) -> None:
-        """Check that a request over connection number `index` is answered; a server that is busy may refuse it, or be late."""
+        """Check that a request over connection number `index` has a response; a server that is busy may refuse it, or be late."""
         try:
             reply = await self._sender.send(self._steps[index % len(self._steps)], self._options.timeout, index)
         except (CapacityError, DeadlineExceeded) as error:

@@ -183,7 +183,7 @@ class Target:
         self._clock = clock
 
     async def open(self) -> None:
-        """Connect, and check that a request is answered. Raises SettingsError."""
+        """Connect, and check that a request has a response. Raises SettingsError."""
 
     def send(self, index: int) -> None:
         """Send the request `index` of the round."""
@@ -275,7 +275,7 @@ class InProcessTarget(Target):
         self._items = [_input_of(self._service.facts.model, item) for item in items]
 
     async def open(self) -> None:
-        """Start the workers, and check that they answer. Raises SettingsError."""
+        """Start the workers, and check that they respond. Raises SettingsError."""
         await self._service.start()
         try:
             await self._service.infer(self._items[0])

@@ -1,4 +1,4 @@
-"""Measures how fast a server of text vectors answers: with clients that wait for each response, and with clients that keep several
+"""Measures how fast a server of text vectors responds: with clients that wait for each response, and with clients that keep several
 requests under way. The tables are those of bert-as-service's benchmark."""
 
 import os
@@ -73,7 +73,7 @@ def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: 
     """Return the texts per second of each client.
 
     Only times count at which all clients send: they begin when each is connected and has had a response, and go on until the last one has been
-    counted. The count of a client begins when all but one of the requests that it keeps under way are answered, and has at least one response.
+    counted. The count of a client begins when all but one of the requests that it keeps under way have responses, and has at least one response.
     Raises what a call raises.
     """
     start, over = Barrier(clients.number), Event()
@@ -206,7 +206,7 @@ class Tables:
             yield self._small_and_large(connect)
 
     def _by_clients(self, connect: Connect) -> Table:
-        """Measure while all clients send: otherwise those that are answered first would seem faster than all together."""
+        """Measure while all clients send: otherwise those that have responses first would seem faster than all together."""
         plan, rows = self._plan, []
         for count in plan.clients:
             rate = self._rate(connect, Clients(count, plan.batch, plan.length))

@@ -33,7 +33,7 @@ PLACES = 4096  # batches in flight at a time; in practice the queues of the step
 
 
 class ChainBatch:
-    """A batch in flight. `tasks` has a task for each entry that is not answered yet, by the entry's index."""
+    """A batch in flight. `tasks` has a task for each entry without a response, by the entry's index."""
 
     def __init__(self, batch: Batch, began: float) -> None:
         self.batch = batch
@@ -402,7 +402,7 @@ class Chain(Service):
     other callers. An item that fails is answered at once. The timeout of a request covers all steps together, and cancelling the
     request cancels it at the step where it is.
 
-    The item goes into the first step, each step's answer goes into the next step, and the last step's answer is the chain's. With
+    The item goes into the first step, each step's response goes into the next step, and the last step's response is the chain's. With
     `inputs` and `outputs` it is a chain of tensors: each step takes the tensors that it declares, by name, and adds its outputs.
 
     The arguments override the class attributes of the same names; the others are those of Service, of which `policy` and
@@ -471,7 +471,7 @@ class ChainSteps:
         return ""
 
     async def answer(self, request: Request, item: Any) -> Any:
-        """Return the chain's answer to `item`, on behalf of `request`. Raises the error of the step that fails."""
+        """Return the chain's response to `item`, on behalf of `request`. Raises the error of the step that fails."""
         answer = await ItemWalk(request, self.find, tensors=self._tensors).go(self.parts, item)
         return self._declared(answer) if self._tensors else answer
 

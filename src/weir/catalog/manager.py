@@ -440,7 +440,7 @@ class Manager:
     ) -> None:
         """Read a model again, run it, and replace what runs under its name.
 
-        The former model serves until the new one is ready. When this returns, the former one has answered all that it had
+        The former model serves until the new one is ready. When this returns, the former one has responded to all that it had
         accepted. If the load fails, the former model goes on. Steps of a chain that do not run are loaded first, and keep
         running.
 

@@ -103,7 +103,7 @@ class AnswerRouter:
 
     def deliver(self, message: str | bytes) -> bool:
         """Pass on one message; return False if it cannot be read, after which the connection must be closed. A reader that is
-        MAX_KEPT answers behind gets those, and then Overloaded."""
+        MAX_KEPT responses behind gets those, and then Overloaded."""
         try:
             answer = read_answer(message)
         except InvalidRequest as error:

@@ -182,7 +182,7 @@ class Upload:
 
 
 class Download(Response):
-    """The answer with a file of `size` bytes."""
+    """The response with a file of `size` bytes."""
 
     def __init__(self, path: Path, size: int) -> None:
         super().__init__(media_type="application/octet-stream", headers={"content-length": str(size)})

@@ -3,10 +3,10 @@
 The lines of input files (`InputFile`), of outputs and of errors have the forms of OpenAI's Batch API. A line is read when it is needed, by its place in
 the file, so memory does not grow with the file.
 
-A job is validated, run, and finalized. Its state is in the JobStore alone: after a restart, also one by `kill -9`, a job goes on where its last stored answer
-was. Answers that came meanwhile are stored together, in one transaction, while further requests run.
+A job is validated, run, and finalized. Its state is in the JobStore alone: after a restart, also one by `kill -9`, a job goes on where its last stored response
+was. Responses that came meanwhile are stored together, in one transaction, while further requests run.
 
-A request is in memory only while it is answered: its line is charged to the server's account when it is read, and given up before the request waits to be
+A request is in memory only until its response is there: its line is charged to the server's account when it is read, and given up before the request waits to be
 sent again.
 """
 

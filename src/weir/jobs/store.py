@@ -226,7 +226,7 @@ class JobStore:
         return int(files) + int(answers)
 
     def reserve(self, size: int) -> None:
-        """Keep room for `size` more bytes of an upload, which have arrived. Raises what `check_room` raises. Answers of jobs may take that room: a job that
+        """Keep room for `size` more bytes of an upload, which have arrived. Raises what `check_room` raises. Responses of jobs may take that room: a job that
         runs does not fail because somebody uploads."""
         self.check_room(size)
         self._reserved += size
@@ -279,7 +279,7 @@ class JobStore:
         return name, self._files / f"{name}.part"
 
     def add_file(self, name: str, filename: str, purpose: str, now: int, expires_at: int) -> StoredFile:
-        """Keep the file that was written for the id `name`, under a `filename` that is only shown. Return what is kept. Raises Overloaded if answers have
+        """Keep the file that was written for the id `name`, under a `filename` that is only shown. Return what is kept. Raises Overloaded if responses have
         taken the room meanwhile."""
         self._check_bytes(self.kept_bytes, (self._files / f"{name}.part").stat().st_size)
         added = self._placed(name, filename, purpose, now, expires_at)
@@ -443,7 +443,7 @@ class JobStore:
         return [JobRequest(*row) for row in rows.fetchall()]
 
     def put(self, job: str, answers: Sequence[Answer]) -> None:
-        """Store answers, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
+        """Store responses, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
         if self.kept_bytes + size > self._limits.batch_max_bytes:
             raise TooLarge(f"the responses would exceed {self._limits.batch_max_bytes} bytes in all (batch_max_bytes)")

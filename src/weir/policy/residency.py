@@ -229,7 +229,7 @@ class Residents:
     # Requests.
 
     def ask(self, name: Key, deadline: float, now: float, caller: str = "") -> Refusal | None:
-        """Have the model loaded for a request of `caller` that must be answered by `deadline`. Return why the request cannot wait for that; None
+        """Have the model loaded for a request of `caller` that must have its response by `deadline`. Return why the request cannot wait for that; None
         if it can. A request that cannot wait does not have the model loaded, unless it has come again when it was told to."""
         model = self.models[name]
         if now < model.may_load_at:

@@ -6,7 +6,7 @@ A worker that is decided on now serves only when it has started. So the rule loo
   (see Capacity).
 - *By the queue.* The queue is followed, as a fluid, to the instant at which a worker that is decided on now would be
   ready, at so high a rate that of all rows no larger share is expected to come beyond it than may be late. Its last
-  row shall then be answered in time, so there shall be enough workers to serve that queue before.
+  row shall then have its response in time, so there shall be enough workers to serve that queue before.
 
 The second term is why bursts are met early where the deadline is short, and left to the queue where it is long. How
 wrong the rate may be is measured: one start-up time later each estimate is compared with what came.

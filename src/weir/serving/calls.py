@@ -1,4 +1,4 @@
-"""The requests of callers in this process: futures that are their own requests, streams of one item's answers, and streams of
+"""The requests of callers in this process: futures that are their own requests, streams of one item's responses, and streams of
 items. Also how a call gets its kind, rows, cost and batch key before it enters the queue.
 """
 
@@ -189,10 +189,10 @@ PATIENCE = 0.25  # seconds
 
 
 class StreamedCall(RequestBase):
-    """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives one
+    """A request whose responses one reader takes with `read`, or as an async iterator. A model that is not streaming gives one
     answer.
 
-    `limit` answers are kept for a slow reader. As a model may give responses faster than the event loop turns, BURST times as many
+    `limit` responses are kept for a slow reader. As a model may give responses faster than the event loop turns, BURST times as many
     are kept for up to PATIENCE seconds, if they have at most BURST_BYTES together. A reader that falls behind further gets the
     kept responses and then Overloaded. No other request waits for the reader.
 
@@ -485,7 +485,7 @@ class ItemSource:
         """Read items into the window; return whether any call is under way.
 
         This reads at least one item, so that the window stays full, and more only while the next response is not ready: a slow
-        iterable does not hold up answers. An error of the iterable is raised once all items before it have been answered.
+        iterable does not hold up responses. An error of the iterable is raised once all items before it have theirs.
         """
         while self._end is None and not window.full:
             try:
@@ -558,7 +558,7 @@ class _Feed:
         self._task = asyncio.ensure_future(self._pull(items))
 
     async def has_more(self) -> bool:
-        """Return True when a call is under way, and False when all items have been answered and no more will come."""
+        """Return True when a call is under way, and False when all items have their responses and no more will come."""
         while not self._window and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()

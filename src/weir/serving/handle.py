@@ -103,7 +103,7 @@ class ResidencyView(TypedDict):
 class ModelHandle(Protocol):
     """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads.
 
-    `inference` is for the edge alone: how a product answers the model's requests, an `Inference` (protocols/exchange.py), or None.
+    `inference` is for the edge alone: how a product handles the model's requests, an `Inference` (protocols/exchange.py), or None.
     """
 
     inference: Any
@@ -241,4 +241,4 @@ class ModelControl(Protocol):
         """Solve the policy for other weights, and return its explanation once it is in use. See Service.set_prices."""
 
     async def deep_health(self) -> ModelHealth:
-        """Run the model's examples, and compare the answers with the expected ones where these are known."""
+        """Run the model's examples, and compare the responses with the expected ones where these are known."""

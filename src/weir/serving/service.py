@@ -360,7 +360,7 @@ class Service:
         """Yield the responses of a streaming model to one `item`; of any other model, its one response.
 
         The request begins with the first `anext`. `timeout` is for all responses together. A reader that is more than
-        `stream_buffer` answers behind gets those, and then Overloaded. Closing the generator early ends the item at the model too.
+        `stream_buffer` responses behind gets those, and then Overloaded. Closing the generator early ends the item at the model too.
         For the other arguments, see `infer`.
         """
         return self._read(self.new_stream(item, **options), options.get("backpressure"))
@@ -549,7 +549,7 @@ class Service:
         return self.explain_policy()
 
     async def deep_health(self) -> ModelHealth:
-        """Run the model's examples through the same queue and workers as all requests, and compare the answers with the expected
+        """Run the model's examples through the same queue and workers as all requests, and compare the responses with the expected
         ones where these are known.
 
         A model without examples is healthy if it is ready. A model that is not ready is not healthy, and `reason` says why.

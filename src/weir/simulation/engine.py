@@ -453,7 +453,7 @@ class Run:
 
     @property
     def response_time_ms(self) -> Floats:
-        """Response times in ms of the requests that were answered; shape (answered,)."""
+        """Response times in ms of the requests that have a response; shape (answered,)."""
         return 1000.0 * (self.end - self.arrival)[np.isfinite(self.end)]
 
     @property
@@ -473,7 +473,7 @@ class Run:
         return self.energy_mj / 1000.0 / self.seconds
 
     def late_share(self, seconds: float) -> float:
-        """Return the share of the requests that were not answered within that many seconds of their arrival."""
+        """Return the share of the requests without a response within that many seconds of their arrival."""
         return 1.0 - float((self.end - self.arrival <= seconds + 1e-9).mean())
 
     @property

@@ -164,7 +164,7 @@ class PolicyOutcome:
         stable: False if the queue grows without end. Then times and cost are infinite, and the power is that of
             workers that are always busy.
         requests: requests counted, without the warm-up.
-        response_time_ms, p50_ms, p95_ms, p99_ms: response times of the answered requests in ms, as the caller measures
+        response_time_ms, p50_ms, p95_ms, p99_ms: response times in ms, as the caller measures
             them.
         power_w: mean power in watts.
         cost: latency_weight·(mean response time in ms) + energy_weight·(power in W).

@@ -1,7 +1,7 @@
 """Searches by simulation: the best control limit, and what keeps a latency SLO at each rate.
 
-To keep a latency SLO with the least energy, or to answer most requests in time, a batch is dispatched when `limit`
-rows wait, or when its oldest row could not be answered in time otherwise (the bound on waits). A batch is trimmed if
+To keep a latency SLO with the least energy, or to give most responses in time, a batch is dispatched when `limit`
+rows wait, or when its oldest row could not have its response in time otherwise (the bound on waits). A batch is trimmed if
 its oldest row would be late otherwise, and arrivals are refused while the queue is so long that they might be late
 (policy/online/admission.py).
 

@@ -181,7 +181,7 @@ class Recorder(SilentObserver):
         ended: requests that had their end, by (frontend, error or None).
         refused_requests: those of them that never entered the queue.
         bytes: [received, sent] by frontend.
-        parts: answers of a streaming model.
+        parts: responses of a streaming model.
         rows: histogram of rows per batch.
         bulk_rows: rows of bulk work that were dispatched.
         bulk_total: histogram of the times in seconds of requests that are bulk work, from arrival to end.

@@ -479,11 +479,11 @@ class PayloadFetch:
         self.lends = False
 
     def cell(self, ref: Ref) -> memoryview:
-        """Return the bytes at `ref`, which are valid until the batch is answered."""
+        """Return the bytes at `ref`, which are valid until the batch has its responses."""
         return self._mapping.view(*ref)
 
     def buffer(self, ref: Ref) -> bytearray | memoryview:
-        """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, which are valid until the batch is answered."""
+        """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, which are valid until the batch has its responses."""
         view = self._mapping.view(*ref)
         return view if self.lends else bytearray(view)
 

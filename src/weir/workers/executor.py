@@ -30,7 +30,7 @@ class Listener(Protocol):
         """`worker` has loaded and warmed up, and takes batches; with `bulk`, only of bulk work. It is of that kind for good."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """`worker` has ended, or is still running after it was killed: what it was running will never be answered.
+        """`worker` has ended, or is still running after it was killed: what it was running will never have a response.
 
         A replacement is announced by `worker_ready` with the same index, or by `worker_lost` again if it could not load.
         """
@@ -141,7 +141,7 @@ class Executor(Protocol):
         until its worker is lost."""
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Note that no caller waits for these entries any more. They may still be answered."""
+        """Note that no caller waits for these entries any more. They may still get responses."""
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place for a payload to be received into; None if the executor has no shared memory, or no room."""
@@ -300,7 +300,7 @@ class ExecutorBase:
     """The defaults of an executor: it has no shared memory and a fixed number of workers, and it cannot cancel."""
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Do nothing: the entries are answered all the same."""
+        """Do nothing: the entries get responses all the same."""
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return None: there is no shared memory."""

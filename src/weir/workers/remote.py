@@ -73,7 +73,7 @@ _ITEM_ERRORS = {
 
 
 class LockstepBatch:
-    """One batch while an external worker has it: its entries as bytes, and its answers as each caller wants them."""
+    """One batch while an external worker has it: its entries as bytes, and its responses as each caller wants them."""
 
     def __init__(self, batch: Batch, salt: int) -> None:
         self.batch_id = batch.batch_id
@@ -492,7 +492,7 @@ class Attachment:
         self._busy = False
 
     def run(self) -> None:
-        """Serve until one of SIGNALS comes; a batch that has come is answered first. To be called in the main thread of a program."""
+        """Serve until one of SIGNALS comes; a batch that has come is run first. To be called in the main thread of a program."""
         with _handled(self._signalled), contextlib.suppress(_Leave):
             while not self._leaving:
                 try:
@@ -521,7 +521,7 @@ class Attachment:
             data = end.recv(RECEIVE_BYTES)
             if not data:
                 raise ConnectionError("the server closed the connection")
-            self._busy = True  # a batch that has begun to come is answered
+            self._busy = True  # a batch that has begun to come is run
             for body in parser.feed(data):
                 return body  # in lock-step there is one
 

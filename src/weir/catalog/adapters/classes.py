@@ -222,7 +222,7 @@ class LitModel(AdaptedClass):
         return Decoded(self._call(self._api.decode_request, item, context), context)
 
     def predict(self, batch: list[Decoded]) -> Any:
-        """Return the API's answers to a batch."""
+        """Return the API's responses to a batch."""
         if self.max_batch_size == 1:
             return [self._call(self._api.predict, *each) for each in batch]
         return self._call(self._api.unbatch, self._predicted(batch), _contexts(batch))

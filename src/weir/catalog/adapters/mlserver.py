@@ -66,7 +66,7 @@ class _PipelineCall(NamedTuple):
 
 
 class HuggingFacePipeline(Model):
-    """Answers as MLServer's HuggingFaceRuntime does; an item is a whole request, as MlserverAny gets it. `settings` are those that
+    """Responds as MLServer's HuggingFaceRuntime does; an item is a whole request, as MlserverAny gets it. `settings` are those that
     `runtime_settings` returns."""
 
     takes_requests = True
@@ -291,7 +291,7 @@ class MlserverModel(Model):
     def _array(self, output: Any, rows: int) -> Any:
         array = _array_of(output)
         shape = self._shapes.get(output.name, ())
-        # MLServer gives a vector of answers the shape (rows, 1), whatever its settings say.
+        # MLServer gives a vector of results the shape (rows, 1), whatever its settings say.
         is_column = list(output.shape) == [rows, 1] and len(shape) == 1
         return array.reshape((rows,) if is_column else output.shape)
 

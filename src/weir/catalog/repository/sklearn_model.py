@@ -17,7 +17,7 @@ _NUMBERS = (int, float, bool, type(None))  # None is a missing value
 
 
 class SklearnModel(Model):
-    """Runs the estimator in the file `path`: an item is one row of features, and its answer one row of the result.
+    """Runs the estimator in the file `path`: an item is one row of features, and its response one row of the result.
 
     An item is a list of as many numbers as the estimator has `features`; where it knows its `columns` by name, also an object of
     values by name. An estimator that knows neither, such as a pipeline that begins with texts, gets the items as they are.

@@ -172,7 +172,7 @@ class ModelLine(TypedDict):
 
 
 class IndexedModel(ModelLine):
-    """A model, and the paths at which it answers."""
+    """A model, and its paths."""
 
     paths: list[str]
 
@@ -188,7 +188,7 @@ class ServerIndex(TypedDict):
 
 
 class Liveness(TypedDict):
-    """Whether this process answers, and why models can start no worker, where liveness counts them."""
+    """Whether this process responds, and why models can start no worker, where liveness counts them."""
 
     live: bool
     models: NotRequired[dict[str, str]]

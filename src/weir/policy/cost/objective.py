@@ -32,7 +32,7 @@ class LatencySLO(NamedTuple):
         late_share: the share of responses that may be late, between 0 and 1.
         margin: seconds; a wait on purpose ends this much earlier than it must, because service times and the event
             loop vary.
-        slack: seconds; a row that is admitted behind others shall be answered this much before the deadline, or the
+        slack: seconds; a row that is admitted behind others shall have its response this much before the deadline, or the
             margin before it if that is longer (see online/admission.py).
         refusal_price: what a refusal counts compared with a late response; 0: the objective is the promise.
     """
@@ -45,7 +45,7 @@ class LatencySLO(NamedTuple):
 
     @property
     def counts_refusals(self) -> bool:
-        """Whether the objective is the most answers in time, where refusals count too."""
+        """Whether the objective is the most responses in time, where refusals count too."""
         return self.refusal_price > 0.0
 
     @property
@@ -123,7 +123,7 @@ class LatencySLO(NamedTuple):
         return self
 
     def latest_starts(self, profile: Profile) -> Floats:
-        """Return how long after the arrival of its oldest row a batch may start, for that row to be answered in time.
+        """Return how long after the arrival of its oldest row a batch may start, for that row to have its response in time.
 
         Shape (max_batch_size + 1,), seconds: entry n is D - τ(n), for a batch of n rows. Entry 0 equals entry 1.
         """
@@ -149,7 +149,7 @@ class LatencySLO(NamedTuple):
 
 
 def trimmed(rows: int, age: float, latest_starts: Sequence[float], planned: int | None = None) -> int:
-    """Return how many of `rows` rows to dispatch so that the oldest is answered in time.
+    """Return how many of `rows` rows to dispatch so that the oldest has its response in time.
 
     That is the largest batch that leaves it in time, if it has at least half of the rows, or `planned`; otherwise all
     rows, because smaller batches would then make more rows late, not fewer.

@@ -133,7 +133,7 @@ class RateBands:
         )
 
     def _greedy(self, number: int, limit: int, max_waiting: int | None) -> bool:
-        """Return whether a band is greedy because most answers are then in time: it neither waits nor refuses, so it
+        """Return whether a band is greedy because most responses are then in time: it neither waits nor refuses, so it
         does not trim batches either.
         """
         objective = self.bank.objective

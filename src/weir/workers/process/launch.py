@@ -141,7 +141,7 @@ def _own_child(popen: Popen) -> Process:
 
 
 class TemplateRequest(NamedTuple):
-    """One request to a template. `done` gets the number that it answers, or None if it has ended."""
+    """One request to a template. `done` gets the number that the template returns, or None if that has ended."""
 
     request: dict[str, Any]
     descriptors: Sequence[int]

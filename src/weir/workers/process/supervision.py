@@ -449,14 +449,14 @@ class SupervisedWorker:
         self._child.send(frame)
 
     def cancel(self, batch_id: int, indices: list[int]) -> None:
-        """Tell the process that no caller waits for these entries, unless the batch is answered already."""
+        """Tell the process that no caller waits for these entries, unless the batch has its responses already."""
         if self._child is not None and batch_id in self._batches:
             self._child.send(encode_control(Cancel(batch_id, indices)))
 
     def stop(self, grace: float) -> None:
         """Have the process finish its batches, unload and exit; kill it after `grace` seconds, or at once while it is loading.
 
-        `stopped` is done when it has ended. The listener is notified of answers only.
+        `stopped` is done when it has ended. The listener is notified of responses only.
         """
         loading, self.state = self.state == "starting", "stopped"
         self._close_timers()

@@ -44,7 +44,7 @@ from weir.workers.run.steps import (
 logger = logging.getLogger("weir")
 
 STREAMED_FOR_ONE = hint_for_one("predict", "yield {index: answer, ...} for all items")
-Yielded = dict[int, Any]  # what `predict` yields: answers by index in the list that it got
+Yielded = dict[int, Any]  # what `predict` yields: responses by index in the list that it got
 
 
 def warmup_batches(model: type[Model], max_batch_size: int) -> Iterator[Batch]:
@@ -219,7 +219,7 @@ class Runner:
     def stream(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Generator[Events, None, None]:
-        """Do what `compute` does for a streaming model: yield events as `predict` yields answers, the final ones last.
+        """Do what `compute` does for a streaming model: yield events as `predict` yields responses, the final ones last.
 
         `cancelled` may grow meanwhile, and the model gets the indices. `restarted` is called when `predict` yields nothing that a caller gets, or is called
         again.

@@ -3,7 +3,7 @@
 A *column* is a list with one value per entry, or a WeirError in the place of an entry that has failed. Steps leave errors as they are. A step
 that the model does not override is skipped. What a model raises becomes the error that callers get: see `model_error`.
 
-A Reader turns payloads into items, by content type and validated, and a Writer answers into outputs, encoded as each caller wants it.
+A Reader turns payloads into items, by content type and validated, and a Writer responses into outputs, encoded as each caller wants it.
 """
 
 import copy

@@ -577,7 +577,7 @@ def _with_rows(model: Model, read: Callable[[Any], Any], payload: Any) -> Any:
 
 
 def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
-    """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label` is the name of the service, and
+    """Return how an entry's response is written for each content type; for KSERVE with the entry's head. `label` is the name of the service, and
     after a slash its version, if it has one."""
     json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
     name, version = parts_of(label)
