@@ -83,13 +83,13 @@ def _series(shape: Floats, x: Floats) -> Floats:
 
 def _fraction(shape: Floats, x: Floats) -> Floats:
     """Return Legendre's continued fraction of the upper integral over its integrand, by Lentz's method."""
-    place = x + 1.0 - shape
-    down = total = 1.0 / place
+    denominator = x + 1.0 - shape
+    down = total = 1.0 / denominator
     up, number, factor = np.full_like(x, 1e300), 0.0, np.zeros_like(x)
     while np.any(np.abs(factor - 1.0) > 4.0 * _ROUND):
         number += 1.0
-        part, place = number * (shape - number), place + 2.0
-        down, up = 1.0 / (part * down + place), place + part / up
+        part, denominator = number * (shape - number), denominator + 2.0
+        down, up = 1.0 / (part * down + denominator), denominator + part / up
         factor = down * up
         total = total * factor
     return total
@@ -114,9 +114,9 @@ class GammaQuantile:
         z = _NORMAL.inv_cdf(max(share, _SMALLEST))
         if self._shape >= _LARGE:
             return self._expanded(z)
-        place = max(bisect_right(self._z, z) - 1, 0)
+        index = max(bisect_right(self._z, z) - 1, 0)
         # What is left of the table is too small for a number.
-        step, (c0, c1, c2, c3) = max(z - self._z[place], 0.0), self._cubics[4 * place : 4 * place + 4]
+        step, (c0, c1, c2, c3) = max(z - self._z[index], 0.0), self._cubics[4 * index : 4 * index + 4]
         return exp(c0 + step * (c1 + step * (c2 + step * c3)))
 
     def _tabulate(self) -> None:
@@ -168,8 +168,8 @@ def _student_below(freedom: int, angle: float) -> float:
     odd = freedom % 2
     term = cos(angle) if odd else 1.0
     total = term if freedom > 1 else 0.0
-    for place in range(2 + odd, freedom - 1, 2):
-        term *= cos(angle) ** 2 * (place - 1) / place
+    for factor in range(2 + odd, freedom - 1, 2):
+        term *= cos(angle) ** 2 * (factor - 1) / factor
         total += term
     both = 2.0 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
     return 0.5 + both / 2.0
@@ -205,9 +205,9 @@ def monotone_curve(x: Floats, y: Floats, wanted: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         slope[1:-1] = np.where(turns, 0.0, (first + second) / (first / before + second / after))
     slope[0], slope[-1] = _end_slope(width, rise), _end_slope(width[::-1], rise[::-1])
-    place = np.clip(np.searchsorted(x, wanted, side="right") - 1, 0, len(x) - 2)
-    c0, c1, c2, c3 = (each[place] for each in _cubics(x, y, slope))
-    step = wanted - x[place]
+    index = np.clip(np.searchsorted(x, wanted, side="right") - 1, 0, len(x) - 2)
+    c0, c1, c2, c3 = (each[index] for each in _cubics(x, y, slope))
+    step = wanted - x[index]
     return np.asarray(c0 + step * (c1 + step * (c2 + step * c3)), dtype=np.float64)
 
 

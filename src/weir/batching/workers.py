@@ -367,11 +367,11 @@ class WorkerTurns(Generic[U]):
             if turn is not None and turn.due <= now + longest[turn.seconds == longest[0]]
         }
 
-        def place(user: U) -> tuple[int, float, float]:
+        def rank(user: U) -> tuple[int, float, float]:
             turn = turns[user]
             return (-user.claim, -inf, 0.0) if turn is None else (-user.claim, due.get(user, inf), _rank(turn, order))
 
-        return ComparedTurns(turns, due, sorted(turns, key=place))
+        return ComparedTurns(turns, due, sorted(turns, key=rank))
 
 
 def _rank(turn: WaitingTurn, order: str) -> float:
@@ -519,8 +519,8 @@ class SharedWorkers(Generic[U]):
         if not models_first and self._grant(worker, now):
             return
         compared = self._compared = self._turns.compare(self.users, now)
-        for place, user in enumerate(compared.order):
-            self._why = self._reason(compared, place)
+        for index, user in enumerate(compared.order):
+            self._why = self._reason(compared, index)
             user.worker_back(worker)
             if self.holders(worker):
                 break
@@ -528,12 +528,12 @@ class SharedWorkers(Generic[U]):
             self._grant(worker, now)
         self._why, self._compared = FREE, None
 
-    def _reason(self, compared: ComparedTurns[U], place: int) -> str:
+    def _reason(self, compared: ComparedTurns[U], index: int) -> str:
         """Return why the batch is next if the model at `place` of the order gives it."""
-        user, others = compared.order[place], (each for each in compared.order if each is not compared.order[place])
+        user, others = compared.order[index], (each for each in compared.order if each is not compared.order[index])
         if not any(other.claim for other in others):
             return ALONE
-        if place and compared.order[0].claim:
+        if index and compared.order[0].claim:
             return OTHERS_WAIT
         return DUE if user in compared.due else FIRST
 

@@ -74,12 +74,12 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     if (model := model_to_load(target, trust)) is not None:
         return _load_on_platform(model)
     try:
-        place, name = split_target(target)
+        where, name = split_target(target)
     except SettingsError as error:
         raise SettingsError(f"{error.message}{_named_apart(target)}") from None
     importlib.invalidate_caches()
     before = set(sys.modules)
-    module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
+    module = _load_file(target, Path(where)) if where.endswith(".py") else _load_module(target, where)
     is_own = module.__name__.partition(".")[0] == "weir"
     if fresh and not is_own and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = reread(target, module.__name__, Path(str(module.__file__)))

@@ -347,13 +347,13 @@ def platform_of_target(target: str) -> str:
 
 def split_target(target: str) -> tuple[str, str]:
     """Return the module or the file that a target of Python code names, and the name in it. Raises SettingsError, whatever files there are."""
-    place, _, name = target.rpartition(":")
+    where, _, name = target.rpartition(":")
     rule = f"TARGET {target!r}: must be {ALL_FORMS}"
-    if not (place and name):
+    if not (where and name):
         raise SettingsError(rule)
-    if not (place.endswith(".py") or all(part.isidentifier() for part in place.split("."))):
-        raise SettingsError(f"{rule}; {place!r} is neither a module's name nor a .py file")
-    return place, name
+    if not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
+        raise SettingsError(f"{rule}; {where!r} is neither a module's name nor a .py file")
+    return where, name
 
 
 def target_of(model: Any) -> str:

@@ -273,7 +273,7 @@ class Residents:
             return []
         loading = [other for other, model in self._present.items() if model.presence is Presence.LOADING]
         order = self._in_order(now)
-        last = max((place for place, (_, turn) in enumerate(order, 1) if turn == caller), default=0)
+        last = max((index for index, (_, turn) in enumerate(order, 1) if turn == caller), default=0)
         waiting = [other for other, _ in order]
         return loading[self._at_once - 1 :] + waiting[: waiting.index(name) if waits else last]
 
@@ -363,16 +363,16 @@ class Residents:
         waiting.sort(key=lambda each: (-passed.get(each[1], 0), not self._is_used(each[1], now), each[0]))
         kept: list[tuple[float, float, int]] = []
         late, end = set[int](), now
-        for place, (deadline, name) in enumerate(waiting):
+        for index, (deadline, name) in enumerate(waiting):
             cost = share * (self._load_seconds(self.models[name]) or 0.0)
             end += cost
             if name not in passed:
-                heappush(kept, (self.models[name].known_rate_at(now) / (cost or 1.0), -place, place))
+                heappush(kept, (self.models[name].known_rate_at(now) / (cost or 1.0), -index, index))
             while end > deadline and kept:
                 late.add(dropped := heappop(kept)[2])
                 end -= share * (self._load_seconds(self.models[waiting[dropped][1]]) or 0.0)
-        order = sorted(range(len(waiting)), key=lambda place: (place in late, place), reverse=True)
-        return [waiting[place] for place in order]
+        order = sorted(range(len(waiting)), key=lambda index: (index in late, index), reverse=True)
+        return [waiting[index] for index in order]
 
     def _victims(self, used: Room, now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
         """Return which models must leave so that `used` fits: those of the smallest index, without those that need not go after all."""

@@ -98,7 +98,7 @@ def windows(sizes: Sequence[int]) -> list[int]:
     """
     last = len(sizes) - 1
     count = min(MOST_SIZES, len(sizes))
-    return sorted({sizes[round(place * last / max(1, count - 1))] for place in range(count)})
+    return sorted({sizes[round(index * last / max(1, count - 1))] for index in range(count)})
 
 
 async def read_energy(meters: Sequence[Meter], sampler: ServiceTimeSampler, sizes: Sequence[int]) -> list[Reading]:
@@ -123,7 +123,7 @@ async def read_energy(meters: Sequence[Meter], sampler: ServiceTimeSampler, size
         after = [meter.read_mj() for meter in meters]
         powers[size] = [_watts(*pair, batches[size][1]) for pair in zip(before, after, strict=True)]
     await rest()
-    return [_reading(meter, place, idle, powers, batches) for place, meter in enumerate(meters)]
+    return [_reading(meter, index, idle, powers, batches) for index, meter in enumerate(meters)]
 
 
 def _watts(before_mj: float, after_mj: float, seconds: float) -> float:
@@ -132,13 +132,13 @@ def _watts(before_mj: float, after_mj: float, seconds: float) -> float:
 
 def _reading(
     meter: Meter,
-    place: int,
+    index: int,
     idle: list[list[float]],
     powers: dict[int, list[float]],
     batches: dict[int, tuple[int, float]],
 ) -> Reading:
-    idle_w = sum(each[place] for each in idle) / len(idle)
-    power_w = {size: each[place] for size, each in powers.items()}
+    idle_w = sum(each[index] for each in idle) / len(idle)
+    power_w = {size: each[index] for size, each in powers.items()}
     batch_mj = {size: (power_w[size] - idle_w) * 1000.0 * seconds / count for size, (count, seconds) in batches.items()}
     return Reading(meter, idle_w, batch_mj, power_w)
 

@@ -460,13 +460,13 @@ class SharedFigures:
         self.count = count
         self._numbers: memoryview | array.array[int] = memoryview(self._memory).cast("q")
 
-    def put(self, index: int, place: int, number: int) -> None:
+    def put(self, index: int, field: int, number: int) -> None:
         """Set a number in the row of a process."""
-        self._numbers[index * _FIELDS + place] = number
+        self._numbers[index * _FIELDS + field] = number
 
-    def total(self, place: int) -> int:
+    def total(self, field: int) -> int:
         """Return the sum of a column."""
-        return sum(self._numbers[place::_FIELDS].tolist())
+        return sum(self._numbers[field::_FIELDS].tolist())
 
     def connections(self, index: int) -> int:
         """Return how many connections a process has, with those that it has passed on and that nobody has taken yet."""
@@ -482,8 +482,8 @@ class SharedFigures:
 
     def clear(self, index: int) -> None:
         """Note that a process has ended: it has no connections and no calls, and holds no bytes."""
-        for place in (_CONNECTIONS, _BYTES, _CALLS, _TAKEN):
-            self.put(index, place, 0)
+        for field in (_CONNECTIONS, _BYTES, _CALLS, _TAKEN):
+            self.put(index, field, 0)
 
     def close(self) -> None:
         """Give the memory back. The numbers stay as they are, for this process alone. Idempotent."""

@@ -379,8 +379,8 @@ class Driver(BatcherUser):
     def _end(self, request: Request, error: WeirError, now: float) -> None:
         """Fail a running request, and cancel it at its worker."""
         if not request.settled:
-            for place in self.batcher.cancel(request, now):
-                self._cancel(*place)
+            for each in self.batcher.cancel(request, now):
+                self._cancel(*each)
             self._delivery.give_error(request, error, now)
 
     def _cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
@@ -495,8 +495,8 @@ class Driver(BatcherUser):
 
     def _leave_out_rest(self, dispatch: Dispatch) -> None:
         """Have workers leave out the other pieces of divided requests that have ended with a piece in this batch."""
-        for place in self.batcher.where(request for request in dispatch.requests if request.settled):
-            self._cancel(*place)
+        for each in self.batcher.where(request for request in dispatch.requests if request.settled):
+            self._cancel(*each)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         if self._measurement is not None:
@@ -649,8 +649,8 @@ class Driver(BatcherUser):
 
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
-        for place in self.batcher.where(late):  # a worker that has not begun them need not; a stream need not go on
-            self._cancel(*place)
+        for each in self.batcher.where(late):  # a worker that has not begun them need not; a stream need not go on
+            self._cancel(*each)
         for outside in (self.outside, self.outside_bulk):
             if outside.waiting:
                 late += outside.expire(now)

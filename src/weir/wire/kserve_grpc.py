@@ -377,9 +377,9 @@ def _response_head(response: InferenceResponse) -> Any:
 
 def _typed_response(response: InferenceResponse) -> bytes:
     written = _response_head(response)
-    for tensor, place in zip(response.outputs, written.outputs, strict=True):
+    for tensor, target in zip(response.outputs, written.outputs, strict=True):
         if REGION not in tensor.parameters:
-            write_typed(tensor.datatype, tensor.array, place.contents)
+            write_typed(tensor.datatype, tensor.array, target.contents)
     body: bytes = written.SerializeToString()
     return body
 
@@ -423,17 +423,17 @@ def read_parameters(parameters: Any) -> Parameters:
     return read
 
 
-def write_parameters(parameters: Parameters, place: Any) -> None:
+def write_parameters(parameters: Parameters, target: Any) -> None:
     """Put `parameters` into a map of InferParameter."""
     for name, value in parameters.items():
         if isinstance(value, bool):
-            place[name].bool_param = value
+            target[name].bool_param = value
         elif isinstance(value, int):
-            setattr(place[name], "int64_param" if value < 1 << 63 else "uint64_param", value)
+            setattr(target[name], "int64_param" if value < 1 << 63 else "uint64_param", value)
         elif isinstance(value, float):
-            place[name].double_param = value
+            target[name].double_param = value
         else:
-            place[name].string_param = value
+            target[name].string_param = value
 
 
 def _add(tensors: Any, tensor: TensorValue) -> Any:

@@ -369,11 +369,11 @@ def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Compl
     if all(type(value) is bytes for value in array.flat):
         return array
     elements = numpy.empty(array.shape, object)
-    for place, value in enumerate(array.flat):
+    for index, value in enumerate(array.flat):
         if not isinstance(value, (str, bytes)):
             kind = type(value).__name__
             raise complain(f"tensor {tensor.name!r}: has an element of type {kind}, must be {tensor.datatype}")
-        elements.flat[place] = value.encode() if isinstance(value, str) else bytes(value)
+        elements.flat[index] = value.encode() if isinstance(value, str) else bytes(value)
     return elements
 
 
@@ -382,8 +382,8 @@ def _check_shape(shape: Sequence[int], tensor: Tensor, complain: Complain) -> No
     rules = tensor.shape
     first = 0 if tensor.batch == NONE else 1
     if len(shape) == len(rules):
-        for place in range(first, len(rules)):
-            if rules[place] not in (-1, shape[place]):
+        for index in range(first, len(rules)):
+            if rules[index] not in (-1, shape[index]):
                 break
         else:
             return

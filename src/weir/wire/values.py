@@ -102,14 +102,14 @@ def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
 
     Both escapes have six bytes, so offsets do not change. The time is linear.
     """
-    made, place = bytearray(body), 0
+    made, position = bytearray(body), 0
     text = bytes(body)
     for _ in range(MAX_HALVES):
-        found = _UP_TO_HALF.match(text, place)
+        found = _UP_TO_HALF.match(text, position)
         if found is None:
-            return bytes(made) if place else None
-        place = found.end() + len(_NUL)
-        made[found.end() : place] = _NUL
+            return bytes(made) if position else None
+        position = found.end() + len(_NUL)
+        made[found.end() : position] = _NUL
     return None
 
 
@@ -339,13 +339,13 @@ def _json_containers(body: bytes, most: int) -> int:
 
 def _whole_texts(body: bytes) -> Iterator[bytes]:
     """Yield the pieces of a JSON body. No piece ends inside a text. They end before a text that is cut off, which decoding will refuse."""
-    place = 0
-    while place < len(body):
-        found = _WHOLE_TEXTS.match(body, place, place + _PIECE)
-        if not (found and found[0]) and not (found := _TEXT.match(body, place)):  # a text may be longer than a piece
+    position = 0
+    while position < len(body):
+        found = _WHOLE_TEXTS.match(body, position, position + _PIECE)
+        if not (found and found[0]) and not (found := _TEXT.match(body, position)):  # a text may be longer than a piece
             return
         yield found[0]
-        place = found.end()
+        position = found.end()
 
 
 def _msgpack_containers(body: bytes, most: int) -> int:
@@ -363,13 +363,13 @@ def _msgpack_containers(body: bytes, most: int) -> int:
 
 def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
     """Yield the heads of the lists and objects in a msgpack body, some at a time. They end before anything malformed, which decoding will refuse."""
-    place = 0
-    while found := _MSGPACK.match(body, place, place + _PIECE):
-        start, place = place, found.end()
+    position = 0
+    while found := _MSGPACK.match(body, position, position + _PIECE):
+        start, position = position, found.end()
         if found[1] is not None:
             yield _CONTAINER.findall(found[1])
         elif size := _LENGTH_BYTES.get(body[start]):
-            place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
+            position += size + int.from_bytes(body[position : position + size], "big") + (body[start] in _EXTENSIONS)
 
 
 def values_bytes(body: bytes | bytearray | memoryview, content_type: str) -> int:
@@ -401,19 +401,19 @@ _COMMA_MEMORY, _QUOTE_MEMORY, _WIDE_QUOTE_MEMORY = 64, 28, 44
 
 def msgpack_bytes(body: bytes) -> int:
     """Return how many bytes the values of a msgpack `body` take at most: an object and its places for each short value, container and text."""
-    place = total = 0
-    while found := _MSGPACK.match(body, place, place + _PIECE):
-        start, place = place, found.end()
+    position = total = 0
+    while found := _MSGPACK.match(body, position, position + _PIECE):
+        start, position = position, found.end()
         if found[1] is not None:
             heads = _CONTAINER.findall(found[1])
             total += _LIST_MEMORY * len(heads) + _NAMES_MEMORY * sum([head[0] in _WITH_NAMES for head in heads])
         elif found[2] is not None:
-            total += _COMMA_MEMORY * ((place - start) // (9 if body[start] in _LONG_NUMBERS else 5))
+            total += _COMMA_MEMORY * ((position - start) // (9 if body[start] in _LONG_NUMBERS else 5))
         elif size := _LENGTH_BYTES.get(body[start]):
-            place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
-            total += place - start + _TEXT_MEMORY
+            position += size + int.from_bytes(body[position : position + size], "big") + (body[start] in _EXTENSIONS)
+            total += position - start + _TEXT_MEMORY
         else:
-            total += _SHORT_MEMORY * (place - start)
+            total += _SHORT_MEMORY * (position - start)
     return total
 
 
@@ -491,12 +491,12 @@ def split(body: bytes | memoryview, content_type: str, most: int | None = None) 
 
 def _split_like(body: bytes | memoryview, elements: list[bytes]) -> list[bytes]:
     """Return the elements of the list in `body` at the offsets of `elements`, which are those of the same list without halves."""
-    found, place = [], bytes(body).index(b"[") + 1
+    found, position = [], bytes(body).index(b"[") + 1
     for element in elements:
-        while body[place] in _BETWEEN:
-            place += 1
-        found.append(bytes(body[place : place + len(element)]))
-        place += len(element)
+        while body[position] in _BETWEEN:
+            position += 1
+        found.append(bytes(body[position : position + len(element)]))
+        position += len(element)
     return found
 
 

@@ -56,11 +56,11 @@ class PythonPlatform:
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return the class that the target names, or the only model of the file."""
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
-        place, _, name = model.target.rpartition(":") if ":" in model.target else (model.target, "", "")
-        if name and not place.endswith(".py"):
+        where, _, name = model.target.rpartition(":") if ":" in model.target else (model.target, "", "")
+        if name and not where.endswith(".py"):
             found = load_target(model.target, fresh=True)
         else:
-            path = file_within(model.folder, place or PYTHON_FILE, model.label)
+            path = file_within(model.folder, where or PYTHON_FILE, model.label)
             if not name and triton_class_in(path) is not None:
                 return platform_of("triton_python").load(model)
             module = _read_module(model, path)
@@ -117,7 +117,7 @@ def read_steps(configured: Any, source: str) -> Steps:
     """Return the steps that a file's tables describe. Raises SettingsError naming the step and its key."""
     if not isinstance(configured, list) or not configured:
         raise SettingsError(f"{source}: steps={configured!r:.80}: must be a list of at least one table")
-    return [_read_part(table, f"{source}: steps[{place}]") for place, table in enumerate(configured)]
+    return [_read_part(table, f"{source}: steps[{index}]") for index, table in enumerate(configured)]
 
 
 def _read_part(table: Any, source: str) -> Any:

@@ -332,15 +332,15 @@ def _ensemble(value: Any, source: str) -> dict[str, Any]:
         "the queue of each step's model bounds it",
     )
     steps = [_step(table, f"{source}.step") for table in _list(given.get("step", []))]
-    makers = {name: place for place, step in enumerate(steps) for name in step["outputs"].values()}
+    makers = {name: index for index, step in enumerate(steps) for name in step["outputs"].values()}
     needs = {
-        place: {makers[name] for name in step["inputs"].values() if name in makers} for place, step in enumerate(steps)
+        index: {makers[name] for name in step["inputs"].values() if name in makers} for index, step in enumerate(steps)
     }
     try:
         order = list(TopologicalSorter(needs).static_order())
     except CycleError:
         raise SettingsError(f"{source}.step: the steps need each other's outputs") from None
-    return {"platform": "ensemble", "steps": [steps[place] for place in order]} if steps else {}
+    return {"platform": "ensemble", "steps": [steps[index] for index in order]} if steps else {}
 
 
 def _step(value: Any, source: str) -> dict[str, Any]:

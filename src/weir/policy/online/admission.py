@@ -102,13 +102,11 @@ class AdmissionPlan:
         bound, spaced, at = self.bound, self._spaced, 0
         end = len(known) - 1
         while bound < waiting:
-            place = bound + before
-            while at < end and known[at + 1][0] <= place:
+            row = bound + before
+            while at < end and known[at + 1][0] <= row:
                 at += 1
             (low, first), (high, following) = known[at], known[min(at + 1, end)]
-            first += (
-                (following - first) * (place - low) / max(high - low, 1)
-            )  # at even gaps between those that are known
+            first += (following - first) * (row - low) / max(high - low, 1)  # at even gaps between those that are known
             start = max(planned[0], spaced)
             fitting = bisect_right(times, within - (start - first) + ROUNDING) - 1
             if fitting <= 0:
@@ -155,13 +153,13 @@ class AdmissionPlan:
         heapreplace(self._planned, start + self._gate.times[rows])
         self._spaced = start + self._gate.spacing
 
-    def _give_up(self, first: float, place: int, waiting: int) -> None:
+    def _give_up(self, first: float, row: int, waiting: int) -> None:
         """Plan full batches for the rows from `place` on, the first of which arrived at `first`: they are late anyway."""
         times = self._gate.times
-        batches = -(-(waiting - place) // (len(times) - 1))
+        batches = -(-(waiting - row) // (len(times) - 1))
         rounds = -(-batches // len(self._planned))
         self._planned = [end + rounds * times[-1] for end in self._planned]
-        self._firsts.append((place, first))
+        self._firsts.append((row, first))
 
 
 class Admission(NamedTuple):

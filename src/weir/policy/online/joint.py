@@ -93,10 +93,10 @@ class UnevenPolicy(PolicyBase):
             return _GREEDY.decide(seen)._replace(kind=self._numbers[0])
         table = self.bank.tables[self.bank.at(rate)]
         kinds = [seen.kinds[number] for number in self._numbers]
-        ends = [self._end(place, kind) for place, kind in enumerate(kinds)]
+        ends = [self._end(index, kind) for index, kind in enumerate(kinds)]
         if ends[0] == inf:  # what the second kind leaves to the first would wait in vain
             return _GREEDY.decide(seen)
-        steps = [self._steps_until(place, ends[place], seen.now) for place in (0, 1)]
+        steps = [self._steps_until(index, ends[index], seen.now) for index in (0, 1)]
         if kinds[0].idle:
             first = table.first[steps[1]]
             if rows := _entry(first, seen):
@@ -108,19 +108,19 @@ class UnevenPolicy(PolicyBase):
             return self._wait_for_rows(table.first[steps[1]], rate, seen)
         return self._wait_for_first(table.second, ends[0], seen)
 
-    def _end(self, place: int, kind: KindState) -> float:
+    def _end(self, index: int, kind: KindState) -> float:
         """Return the instant at which a worker of a kind is expected to be idle: -infinity if one is, infinity if there is none."""
         if kind.idle:
             return -inf
-        times = self._times[place]
+        times = self._times[index]
         return min((began + times[min(rows, len(times) - 1)] for rows, began in kind.running), default=inf)
 
-    def _steps_until(self, place: int, end: float, now: float) -> int:
+    def _steps_until(self, index: int, end: float, now: float) -> int:
         """Return in how many steps of a kind one of its workers is idle, if that is expected at `end`."""
         if end == -inf:
             return 0
         left = abs(end - now)  # what is late goes on for as long as it is late
-        return int(min(max(left / self._steps[place] + 0.5, 1.0), float(STEPS[place])))
+        return int(min(max(left / self._steps[index] + 0.5, 1.0), float(STEPS[index])))
 
     def _would_miss(self, rows: int, end: float, seen: Observation) -> bool:
         """Return whether the earliest deadline is kept by the first kind, idle at `end`, but not by the second now."""

@@ -102,16 +102,16 @@ def variants(loads: Sequence[DeviceLoad], batches: int = 1) -> list[list[DeviceT
         1.0 - min(busy, BUSIEST),
     )
     made: dict[int, list[DeviceTable]] = {}  # by place: the tables of one model in each variant
-    for place, load in enumerate(loads):
+    for index, load in enumerate(loads):
         longest = _longest_first(load)
         if not load.rate:
-            made[place] = [*[_unused(load)] * 3, longest]
+            made[index] = [*[_unused(load)] * 3, longest]
             continue
         need = load.rate / load.profile.max_rate
         own, eager, equal = (
             _solved(load, need + part, total) for part in (free * load.rate / total, free, free / len(used))
         )
-        made[place] = [own.table(own), own.table(eager), equal.table(equal), longest]
+        made[index] = [own.table(own), own.table(eager), equal.table(equal), longest]
     return [list(each) for each in zip(*made.values(), strict=True)]
 
 
@@ -188,7 +188,7 @@ def play(
                 if urgency > most:
                     chosen, most, rows = k, urgency, size
         if chosen < 0:
-            coming = [each[place] for each in arrivals if (place := bisect(each, now)) < len(each)]
+            coming = [each[index] for each in arrivals if (index := bisect(each, now)) < len(each)]
             if not coming:
                 break
             now = min(coming)

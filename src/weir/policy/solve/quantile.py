@@ -141,26 +141,26 @@ class QuantileSampler:
     def _follow(self, rank: Floats) -> _Ends:
         """Return the response times of rows of this rank, shape (N,): the share of rows that find shorter queues."""
         rate, rules, draw = self._rate, self._rules, self._draw
-        place, behind, age = self._arrive(self.states(rank))
+        position, behind, age = self._arrive(self.states(rank))
         ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
         index = np.arange(len(rank))
         while len(index):
             # Batches of long queues, all ahead of the row.
-            far = np.maximum(-(-(place - rules.steady) // rules.last), 0)
+            far = np.maximum(-(-(position - rules.steady) // rules.last), 0)
             if far.any():
                 time = self._services(np.full(len(far), rules.last), far)
-                place, age, behind = place - far * rules.last, age + time, behind + draw.poisson(rate * time)
-            length = np.minimum(place + behind, rules.steady)
+                position, age, behind = position - far * rules.last, age + time, behind + draw.poisson(rate * time)
+            length = np.minimum(position + behind, rules.steady)
             missing = rules.served_at[length] - length
             size = rules.batch[length]
-            last = place <= size
+            last = position <= size
             self._end(ends, index[last], age[last], size[last], missing[last])
-            index, place, behind, age, size, missing = (
-                part[~last] for part in (index, place, behind, age, size, missing)
+            index, position, behind, age, size, missing = (
+                part[~last] for part in (index, position, behind, age, size, missing)
             )
             time = self._services(size, np.ones_like(size))
             age = age + draw.standard_gamma(missing) / rate + time
-            place, behind = place - size, behind + missing + draw.poisson(rate * time)
+            position, behind = position - size, behind + missing + draw.poisson(rate * time)
         return ends
 
     def _end(self, ends: _Ends, index: NDArray[np.int64], age: Floats, size: Actions, missing: Actions) -> None:

@@ -136,7 +136,7 @@ class _Processes:
     """The processes with a certain set of models, and their Listener. `ready` has the places of each worker that is ready."""
 
     def __init__(self, shared: "SharedPool", members: Sequence[PoolMember], settings: WorkerSettings) -> None:
-        self.place = {member: place for place, member in enumerate(members)}
+        self.index = {member: index for index, member in enumerate(members)}
         self.members = list(members)
         self.ready: dict[int, int] = {}
         labels = [member.hosted.label for member in members]
@@ -167,8 +167,8 @@ class _Processes:
 
     def received(self, worker: int, events: Events) -> None:
         """Pass the events on to the model of the batch."""
-        events.batch_id, place = split_id(events.batch_id)
-        self._shared.received(self.members[place], worker, events)
+        events.batch_id, index = split_id(events.batch_id)
+        self._shared.received(self.members[index], worker, events)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         """Pass it on to the model whose batch the worker has."""
@@ -274,7 +274,7 @@ class SharedPool:
             current = self._current
             if not member.left and current is None:
                 await self._start(list(self._made))
-            elif not member.left and current is not None and member not in current.place:
+            elif not member.left and current is not None and member not in current.index:
                 await self._start([*(each for each in current.members if not each.left), member])
         if member.left:
             raise ModelNotReady(f"{member.hosted.label}: stopped before it was ready")
@@ -357,14 +357,14 @@ class SharedPool:
     def run(self, member: PoolMember, worker: int, batch: Batch) -> None:
         """See PoolMember."""
         at = self._at[worker]
-        at.pool.run(worker, batch.replaced(batch_id=hosted_id(batch.batch_id, at.place[member])))
+        at.pool.run(worker, batch.replaced(batch_id=hosted_id(batch.batch_id, at.index[member])))
         self._workers.began(member.user, worker, self._now())
 
     def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """See PoolMember."""
         at = self._at.get(worker)
         if at is not None:
-            at.pool.cancel(worker, hosted_id(batch_id, at.place[member]), indices)
+            at.pool.cancel(worker, hosted_id(batch_id, at.index[member]), indices)
 
     async def _start(self, members: Sequence[PoolMember]) -> None:
         """Start processes with these models, and stop the former ones when no worker has a batch there."""
@@ -502,14 +502,14 @@ def share_workers(needs: Sequence[WorkersNeed], cpus: int) -> list[WorkersShare]
     and the models that share with none; each has at least one.
     """
     sets: dict[Hashable, list[int]] = {}
-    for place, need in enumerate(needs):
+    for index, need in enumerate(needs):
         if need.cpus is None:
-            sets.setdefault((place,) if need.environment is None else ("", need.environment), []).append(place)
+            sets.setdefault((index,) if need.environment is None else ("", need.environment), []).append(index)
     left = cpus - sum(need.cpus or 0 for need in needs)
     shares = [WorkersShare()] * len(needs)
     for order, places in enumerate(sets.values()):
         each, more = divmod(max(left, len(sets)), len(sets))
         pool = SharedPool() if len(places) > 1 else None
-        for place in places:
-            shares[place] = WorkersShare(each + (order < more), pool, len(places))
+        for index in places:
+            shares[index] = WorkersShare(each + (order < more), pool, len(places))
     return shares

@@ -279,13 +279,13 @@ def _nothing() -> None:
 MOST_HOSTED = 1024  # models in one worker
 
 
-def hosted_id(batch_id: int, place: int) -> int:
-    """Return the id that a batch of the hosted model at `place` has in its worker."""
-    return batch_id * MOST_HOSTED + place
+def hosted_id(batch_id: int, index: int) -> int:
+    """Return the id that a batch of the hosted model at `index` has in its worker."""
+    return batch_id * MOST_HOSTED + index
 
 
 def split_id(batch_id: int) -> tuple[int, int]:
-    """Return what `hosted_id` took: the id of a batch, and the place of its model."""
+    """Return what `hosted_id` took: the id of a batch, and the index of its model."""
     return divmod(batch_id, MOST_HOSTED)
 
 
@@ -413,7 +413,7 @@ class StreamProgress:
     def left(self) -> frozenset[int]:
         """The items, as `predict` numbers them, that have ended or that no caller waits for."""
         return frozenset(
-            place for place, entry in enumerate(self.entries) if place in self._ended or entry in self._cancelled
+            index for index, entry in enumerate(self.entries) if index in self._ended or entry in self._cancelled
         )
 
     @property
@@ -424,7 +424,7 @@ class StreamProgress:
     def open_entries(self) -> list[int]:
         """Return the entries, by their indices in the batch, that go on."""
         left = self.left
-        return [entry for place, entry in enumerate(self.entries) if place not in left]
+        return [entry for index, entry in enumerate(self.entries) if index not in left]
 
     def ended(self, places: list[int]) -> None:
         """Note that these items, as `predict` numbers them, have ended."""
@@ -535,17 +535,17 @@ class StreamingRun:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
-        answers = {_place(index, count): answer for index, answer in given.items()}
-        places = [place for place in answers if place not in left]
-        if not places:
+        answers = {_checked_index(index, count): answer for index, answer in given.items()}
+        indices = [index for index in answers if index not in left]
+        if not indices:
             return None
-        entries = [course.entries[place] for place in places]
-        last = [isinstance(answers[place], Last) for place in places]
-        values = [answers[place].answer if final else answers[place] for place, final in zip(places, last, strict=True)]
-        outputs = self._written(batch, entries, values)
+        entries = [course.entries[index] for index in indices]
+        chosen = [answers[index] for index in indices]
+        last = [isinstance(each, Last) for each in chosen]
+        outputs = self._written(batch, entries, [each.answer if isinstance(each, Last) else each for each in chosen])
         kinds = [EventKind.DONE if final else EventKind.PART for final in last]
         events = Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
-        course.ended([place for place, kind in zip(places, events.kinds or (), strict=True) if kind != EventKind.PART])
+        course.ended([index for index, kind in zip(indices, kinds, strict=True) if kind != EventKind.PART])
         batch.postprocess_seconds += perf_counter() - began
         return events
 
@@ -588,15 +588,15 @@ def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = 
     return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing)
 
 
-def _place(index: Any, count: int) -> int:
+def _checked_index(index: Any, count: int) -> int:
     """Return the index that `predict` yielded as an int. Raises ModelError if it is not the index of one of `count` items."""
     try:
-        place = as_index(index)
+        found = as_index(index)
     except TypeError:
-        place = -1
-    if not 0 <= place < count:
+        found = -1
+    if not 0 <= found < count:
         raise ModelError(f"predict yielded a result for item {index!r:.100} of a batch of {count}")
-    return place
+    return found
 
 
 def _tensor_check(model: Model) -> Callable[[Any], Any]:

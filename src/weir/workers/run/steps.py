@@ -219,7 +219,7 @@ class TogetherStep:
         return list(copies(model_error(self._name, error, hint), len(values)))
 
 
-def takes(method: Callable[..., Any], name: str, place: int) -> bool:
+def takes(method: Callable[..., Any], name: str, index: int) -> bool:
     """Return whether the bound `method` takes an optional argument of the contract: its positional parameter at `place` (from 0) is required or
     is called `name`, or it takes any number of arguments."""
     try:
@@ -227,9 +227,9 @@ def takes(method: Callable[..., Any], name: str, place: int) -> bool:
     except (TypeError, ValueError):
         return False  # written in C, without a signature
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if len(positional) <= place:
+    if len(positional) <= index:
         return any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    return positional[place].default is inspect.Parameter.empty or positional[place].name == name
+    return positional[index].default is inspect.Parameter.empty or positional[index].name == name
 
 
 def filling(

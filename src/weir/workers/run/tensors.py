@@ -98,8 +98,8 @@ def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | No
         return None
     rows = sum([entry.rows for entry in entries])
     arrays = {}
-    for place, (tensor, tail) in enumerate(zip(declared, tails, strict=True)):
-        values = list(chain.from_iterable([entry.lists[place] for entry in entries]))
+    for index, (tensor, tail) in enumerate(zip(declared, tails, strict=True)):
+        values = list(chain.from_iterable([entry.lists[index] for entry in entries]))
         arrays[tensor.name] = array_of(tensor.name, tensor.datatype, values).reshape(rows, *tail)
     return arrays
 
@@ -397,7 +397,7 @@ def _flat(part: Array) -> Array:
 
 def _lengths(parts: list[Array], tensor: Tensor) -> Array:
     """Return the lengths of each row of the batch in the dimensions that vary."""
-    lengths = numpy.array([[part.shape[place] for place in tensor.variable] for part in parts], numpy.int64)
+    lengths = numpy.array([[part.shape[axis] for axis in tensor.variable] for part in parts], numpy.int64)
     each = numpy.repeat(lengths, [len(part) for part in parts], axis=0)
     return each[:, 0] if len(tensor.variable) == 1 else each
 
@@ -475,13 +475,13 @@ def _rows(name: str, array: Array, counts: list[int], filled: int) -> list[Array
 def _cut(tensor: Tensor, part: Array, like: Array, source: Tensor) -> Array:
     """Return the part of a padded output that has the true lengths of its input `like`."""
     index = [slice(None)] * part.ndim
-    for place, source_place in zip(tensor.variable, source.variable, strict=True):
-        length = like.shape[source_place]
-        if part.shape[place] < length:
+    for axis, source_axis in zip(tensor.variable, source.variable, strict=True):
+        length = like.shape[source_axis]
+        if part.shape[axis] < length:
             raise wrong_tensors(
                 f"tensor {tensor.name!r}: has shape {list(part.shape)}, must be as long as {source.name!r} {list(like.shape)}"
             )
-        index[place] = slice(length)
+        index[axis] = slice(length)
     return part[tuple(index)]
 
 
