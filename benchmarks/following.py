@@ -37,7 +37,7 @@ class Knowing:
         """Look up; wait for a silence at most."""
         rate = max(self._rates[bisect(self._edges, seen.now) - 1], 1e-9)
         stage: RateBand = self._stages.at(rate)
-        answer = stage.answers[min(seen.waiting, len(stage.answers) - 1)]
+        answer = stage.decisions[min(seen.waiting, len(stage.decisions) - 1)]
         if answer is not None:
             return answer
         until = seen.last_arrival + SILENCE / rate

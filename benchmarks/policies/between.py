@@ -29,7 +29,7 @@ def in_use(bank: Bank, rate: float) -> list[Table]:
     bands = RateBands(bank)
     used = [bands[number] for number in range(len(bands)) if bands[number].falls <= rate <= bands[number].rises]
     assert used
-    return [np.array([0 if each is None else each.rows for each in band.answers], dtype=np.uint16) for band in used]
+    return [np.array([0 if each is None else each.rows for each in band.decisions], dtype=np.uint16) for band in used]
 
 
 def excess_of(model: Drawn, bank: Bank, load: float) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.loading import load_policy
 from weir.policy.online import adaptive
 from weir.policy.online.adaptive import Arrived, AutoPolicy, SolvedPolicy, SureRate, VirtualQueue, WaitBounds
-from weir.policy.online.rate import SILENCE, RateBand, RateBands, answers_of, filling_of
+from weir.policy.online.rate import SILENCE, RateBand, RateBands, decisions_of, filling_of
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank, default_rates, solve_bank
 from weir.policy.solve.tables import limit_table
@@ -374,7 +374,7 @@ ALONE = Arrived(0, 0.0, 0.0)
 
 def waits(limit: int, silence: float = inf, filling: float = inf, largest: int = 8) -> WaitBounds:
     """Return the waits of a table with that limit."""
-    return WaitBounds(answers_of(limit_table(limit, 8), limit), silence, filling, largest)
+    return WaitBounds(decisions_of(limit_table(limit, 8), limit), silence, filling, largest)
 
 
 def costs(profile: Profile, made: Run) -> tuple[float, float]:
@@ -447,7 +447,7 @@ class Traffic:
         self.arrivals += count
         first = self.now if oldest is None else oldest
         seen = Observation(self.now, waiting, first, 1e18, self.arrivals, self.now, 1, 1, 8, 1.0, False)
-        return self.account.observe(seen, self.stage, self.stage.answers, 200.0)
+        return self.account.observe(seen, self.stage, self.stage.decisions, 200.0)
 
     def looks(self, gap: float, times: int) -> float:
         """Look so many times; return the share of looks that told to be greedy."""

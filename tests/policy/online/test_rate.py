@@ -35,9 +35,9 @@ def test_there_is_a_stage_below_and_one_above() -> None:
     assert [stage.limit for stage in stages] == [LIMITS[0], *LIMITS, 1]
     assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
     assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
-    assert stages[0].answers == stages[1].answers, "the lowest table holds below its rate"
+    assert stages[0].decisions == stages[1].decisions, "the lowest table holds below its rate"
     full = full_batch_table(PROFILE).tolist()
-    assert [None if each is None else each.rows for each in stages[4].answers] == [None, *full[1:]]
+    assert [None if each is None else each.rows for each in stages[4].decisions] == [None, *full[1:]]
     assert (stages[0].falls, stages[4].rises) == (0.0, inf)
 
 
@@ -97,7 +97,7 @@ def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> N
     stages = RateBands(bank(objective=objective, tables=tables, max_waiting=[0, 0, 30]))
     for stage in (stages[0], stages[1]):
         assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
-        assert stage.answers == stages[0].answers
+        assert stage.decisions == stages[0].decisions
     assert stages[2].latest is not None and stages[2].max_waiting is None
     assert stages[2].gate is None
     assert stages.unknown() is stages[0]

@@ -30,7 +30,7 @@ from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
 from weir.policy.online.joint import DevicePolicy, UnevenPolicy
-from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands, end_of_wait
+from weir.policy.online.rate import SILENCE, Decisions, RateBand, RateBands, end_of_wait
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.device import DeviceTable
@@ -69,13 +69,13 @@ class WaitBounds(NamedTuple):
     """Tells when a virtual queue waits, and for how long.
 
     Attributes:
-        answers: decisions by rows waiting; None: it is greedy.
+        decisions: decisions by rows waiting; None: it is greedy.
         silence: the longest wait since the last arrival, in seconds.
         filling: the longest wait since the oldest arrival, in seconds.
         largest: the largest batch in rows.
     """
 
-    answers: Answers | None
+    decisions: Decisions | None
     silence: float
     filling: float
     largest: int
@@ -158,19 +158,19 @@ class VirtualQueue:
         """Return the instant at which the wait ends if no row arrives: infinity if no row waits, -infinity if the wait is over."""
         if not self._waiting:
             return inf
-        if self._waiting >= waits.largest or waits.answers is None or self._answer(waits) is not None:
+        if self._waiting >= waits.largest or waits.decisions is None or self._decision(waits) is not None:
             return -inf
         return min(self._last + waits.silence, self._oldest + waits.filling)
 
-    def _answer(self, waits: WaitBounds) -> Decision | None:
+    def _decision(self, waits: WaitBounds) -> Decision | None:
         """Return the decision of the table; None to wait, and without a table."""
-        answers = waits.answers or (None,)
-        return answers[self._waiting if self._waiting < len(answers) else -1]
+        decisions = waits.decisions or (None,)
+        return decisions[self._waiting if self._waiting < len(decisions) else -1]
 
     def _dispatch(self, waits: WaitBounds) -> None:
         """Start a batch: of all rows that fit where the table would wait."""
-        answer = self._answer(waits)
-        rows = min(self._waiting if answer is None else answer.rows, waits.largest)
+        decision = self._decision(waits)
+        rows = min(self._waiting if decision is None else decision.rows, waits.largest)
         time = self._times[rows]
         self.area_ms += 1000.0 * rows * time
         self.energy_mj += self._energies[rows]
@@ -257,10 +257,10 @@ class CostAccount:
         self._rows = self._seconds = 0.0  # observed, as far as they are remembered
         self.greedy, self.excess = False, 0.0
 
-    def observe(self, seen: Observation, band: RateBand, answers: Answers, rate: float) -> bool:
+    def observe(self, seen: Observation, band: RateBand, decisions: Decisions, rate: float) -> bool:
         """Let both virtual queues see the observation `seen`. Return `greedy`.
 
-        The policy would decide by `answers` of the band `band`; `rate` is the estimated rate in rows per second.
+        The policy would decide by `decisions` of the band `band`; `rate` is the estimated rate in rows per second.
         """
         now, count = seen.now, seen.arrivals - self._arrivals
         if now < self._now or count < 0:  # the first observation, or another queue or clock
@@ -271,7 +271,8 @@ class CostAccount:
         filling = min(band.filling / rate, seen.max_queue_delay)
         waits = WaitBounds(None, inf, inf, largest)
         self._by_greedy.advance(now, arrived, waits)
-        self._own.advance(now, arrived, waits if self.greedy else WaitBounds(answers, SILENCE / rate, filling, largest))
+        own = waits if self.greedy else WaitBounds(decisions, SILENCE / rate, filling, largest)
+        self._own.advance(now, arrived, own)
         self._rows += count
         self._seconds += now - self._now
         self._rate.observe(count, now - self._now)
@@ -470,8 +471,8 @@ class SolvedPolicy(PolicyBase):
             self._trials -= 1
             return Decision(self._tried, POLICY, None, self._tried)
         largest = seen.max_batch_size if seen.max_batch_size < band.largest else band.largest
-        answers = band.answers
-        if self._account is not None and self._account.observe(seen, band, answers, rate):
+        decisions = band.decisions
+        if self._account is not None and self._account.observe(seen, band, decisions, rate):
             return GREEDY.decide(seen)
         if (
             band.gate is not None
@@ -479,8 +480,8 @@ class SolvedPolicy(PolicyBase):
             and seen.now < self._plan.next <= seen.now + band.gate.spacing
         ):
             return Decision(0, POLICY, self._plan.next, band.limit)
-        answer = answers[waiting] if waiting < len(answers) else answers[-1]
-        if answer is None:
+        decision = decisions[waiting] if waiting < len(decisions) else decisions[-1]
+        if decision is None:
             limit, until = band.limit, wait_deadline(band, rate, seen, self._late.value)
             if seen.now < until and waiting < largest:
                 if band.allowance is not None:
@@ -488,15 +489,15 @@ class SolvedPolicy(PolicyBase):
                 if band.gate is not None:
                     self._admit(band.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
-            answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
-        elif answer.rows > largest:
-            answer = Decision(largest, POLICY, None, min(band.limit, largest))
-        if band.latest is not None and (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
+            decision = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
+        elif decision.rows > largest:
+            decision = Decision(largest, POLICY, None, min(band.limit, largest))
+        if band.latest is not None and (age := seen.now - seen.oldest_arrival) > band.latest[decision.rows]:
             planned = None if self._plan is None else self._plan.first
-            answer = answer._replace(rows=trimmed(answer.rows, age, band.latest, planned))
+            decision = decision._replace(rows=trimmed(decision.rows, age, band.latest, planned))
         if band.gate is not None:
-            self._admit(band.gate, answer.rows, seen)
-        return answer
+            self._admit(band.gate, decision.rows, seen)
+        return decision
 
     def _admit(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
         """Set `max_waiting` for the time after `rows` rows are dispatched (0: the policy waits), as `gate` says."""

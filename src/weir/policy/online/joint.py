@@ -21,7 +21,7 @@ import numpy as np
 from weir.messages import Reason
 from weir.policy.decision import Decision, KindState, Observation, PolicyBase
 from weir.policy.online.arrivals import Rate
-from weir.policy.online.rate import answers_of, end_of_wait, filling_for, filling_of
+from weir.policy.online.rate import decisions_of, end_of_wait, filling_for, filling_of
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceTable
 from weir.policy.solve.tables import limit_of
@@ -37,15 +37,15 @@ class DevicePolicy(PolicyBase):
     def __init__(self, table: DeviceTable, estimate: Rate | None = None) -> None:
         self.table = table
         self._limit = limit_of(table.table)
-        self._answers, self._filling = answers_of(table.table, self._limit), filling_of(table.table)
+        self._decisions, self._filling = decisions_of(table.table, self._limit), filling_of(table.table)
         self._estimate = estimate or Rate()
 
     def decide(self, seen: Observation) -> Decision:
         """Return how many rows to dispatch, or until when to wait. See Policy."""
-        rate, waiting, answers = self._estimate.observe(seen.now, seen.arrivals), seen.waiting, self._answers
-        answer = answers[waiting] if waiting < len(answers) else answers[-1]
-        if answer is not None:
-            return answer
+        rate, waiting, decisions = self._estimate.observe(seen.now, seen.arrivals), seen.waiting, self._decisions
+        decision = decisions[waiting] if waiting < len(decisions) else decisions[-1]
+        if decision is not None:
+            return decision
         if not rate or waiting >= seen.max_batch_size:
             return _GREEDY.decide(seen)
         until = end_of_wait(seen, rate, self._filling)

@@ -18,7 +18,7 @@ UNLIKELY = 1e-3  # a gap between arrivals with a smaller probability is taken fo
 SILENCE = log(1.0 / UNLIKELY)  # that gap, in mean gaps
 
 Guards = tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]
-Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait; the last entry holds for longer queues
+Decisions = tuple[Decision | None, ...]  # by rows waiting; None is to wait; the last entry holds for longer queues
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class RateBand:
         number: the index among the bands, from the lowest rates on.
         entry: the index in the bank of the rate that is nearest.
         falls, rises: rates in rows per second at which the next lower, or next higher, band takes over.
-        answers: decisions by rows waiting.
+        decisions: decisions by rows waiting.
         limit: the control limit in rows.
         filling: divided by the rate, the seconds for which the oldest row may wait for the queue to fill (see
             `filling_of`).
@@ -45,7 +45,7 @@ class RateBand:
     entry: int
     falls: float
     rises: float
-    answers: Answers
+    decisions: Decisions
     limit: int
     filling: float
     allowance: tuple[float, ...] | None
@@ -122,7 +122,7 @@ class RateBands:
             entry=entry,
             falls=self._falls[number],
             rises=self._rises[number],
-            answers=answers_of(table, limit),
+            decisions=decisions_of(table, limit),
             limit=limit,
             filling=filling_of(table),
             allowance=guards[0],
@@ -206,7 +206,7 @@ def margins_of(bank: Bank) -> tuple[float, ...]:
     return between[0], *(between if len(rates) > 1 else ()), between[-1]
 
 
-def answers_of(table: Table, limit: int) -> Answers:
+def decisions_of(table: Table, limit: int) -> Decisions:
     """Return the decisions of `table`, shape (states,): by rows waiting, None to wait. `limit` (rows) explains them."""
     made = [None, *(Decision(rows, Reason.POLICY, None, limit) for rows in range(1, int(table.max()) + 1))]
     return tuple(map(made.__getitem__, table.tolist()))
