@@ -60,7 +60,7 @@ class ExampleOutcome:
 
     item: Any
     seconds: float
-    answer: Any = None
+    response: Any = None
     size_bytes: int | None = None
     wrong: str = ""
 
@@ -124,14 +124,14 @@ async def _check(service: Service, registry: Registry) -> ModelReport:
 async def _run(service: Service, example: Example) -> ExampleOutcome:
     started = time.perf_counter()
     try:
-        answer = await _answer(service, example.item)
-        outcome = ExampleOutcome(example.item, time.perf_counter() - started, answer)
-        outcome.size_bytes = await _sent_size(service, example.item, answer)
+        response = await _response(service, example.item)
+        outcome = ExampleOutcome(example.item, time.perf_counter() - started, response)
+        outcome.size_bytes = await _sent_size(service, example.item, response)
     except WeirError as error:
         return ExampleOutcome(
             example.item, time.perf_counter() - started, wrong=f"{type(error).__name__}: {error.message}"
         )
-    if example.expected is not ... and not same(answer, example.expected):
+    if example.expected is not ... and not same(response, example.expected):
         outcome.wrong = f"expected {example.expected!r:.200}"
     return outcome
 
@@ -141,26 +141,26 @@ async def _run_batch(service: Service, examples: list[Example], report: ModelRep
     items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
     started = time.perf_counter()
     if service.facts.streaming:
-        await asyncio.gather(*(_answer(service, item) for item in items))
+        await asyncio.gather(*(_response(service, item) for item in items))
     else:
         await service.infer_many(items)
     report.batch_size, report.batch_seconds = size, time.perf_counter() - started
 
 
-async def _answer(service: Service, item: Any) -> Any:
+async def _response(service: Service, item: Any) -> Any:
     """Return the response to `item`; for a streaming model, the list of responses."""
     if service.facts.streaming:
-        return [answer async for answer in service.infer_stream(item)]
+        return [response async for response in service.infer_stream(item)]
     return await service.infer(item)
 
 
-async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
+async def _sent_size(service: Service, item: Any, response: Any) -> int | None:
     """Return the size in bytes of the response as HTTP would send it, or None for a streaming model. Raises ModelError if the worker
     cannot encode the response."""
     if service.facts.streaming:
         return None  # the responses are sent one by one
     if service.facts.takes_tensors:
-        return int(sum(array.nbytes for array in answer.values()))
+        return int(sum(array.nbytes for array in response.values()))
     accept = service.facts.model.content_types[0] if service.facts.model.content_types else JSON
     ended: asyncio.Future[QueuedRequest] = asyncio.get_running_loop().create_future()
     exchange = Exchange(service, frontend="check")
@@ -396,7 +396,7 @@ def _reported(report: ModelReport) -> list[Any]:
     for outcome in report.outcomes:
         wrong = Text(outcome.wrong, style="red") if outcome.wrong else Text("ok", style="green")
         table.add_row(
-            _short(outcome.item), _short(outcome.answer), _size(outcome.size_bytes), _duration(outcome.seconds), wrong
+            _short(outcome.item), _short(outcome.response), _size(outcome.size_bytes), _duration(outcome.seconds), wrong
         )
     lines: list[Any] = [f"{report.name}: loaded and warmed up in {_duration(report.start_seconds)}"]
     lines += [table] if report.outcomes else ["it has no examples to run (Model.examples)"]

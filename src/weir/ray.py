@@ -23,7 +23,7 @@ from weir.wire.status import http_code
 from weir.wire.values import decode, encode
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
-from weir.workers.run.steps import answers_of, copies, model_error
+from weir.workers.run.steps import copies, model_error, responses_of
 from weir.workers.timer import in_background
 
 WAIT = 0.01  # seconds; the default of @serve.batch
@@ -124,7 +124,7 @@ class CoroutineExecutor(ExecutorBase):
         if len(gone) == len(batch.payloads):
             return Events(batch.batch_id, [None] * len(batch.payloads))
         results = await self._call(batch.payloads)
-        return Events(batch.batch_id, answers_of(results, len(batch.payloads), BATCHED))
+        return Events(batch.batch_id, responses_of(results, len(batch.payloads), BATCHED))
 
     async def _stream(self, worker: int, batch: Batch) -> Events:
         gone, open_ = self._cancelled[batch.batch_id], set(range(len(batch.payloads)))
@@ -133,7 +133,7 @@ class CoroutineExecutor(ExecutorBase):
         steps = self._call(batch.payloads)
         try:
             async for results in steps:
-                results = answers_of(results, len(batch.payloads), BATCHED)
+                results = responses_of(results, len(batch.payloads), BATCHED)
                 ended = [index for index in sorted(open_) if any(results[index] is end for end in ENDED)]
                 open_ -= {*ended}
                 given = sorted(open_ - gone)

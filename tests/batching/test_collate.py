@@ -4,7 +4,7 @@ import numpy
 from tests.batching.mill import Asked, Mill, listed, many
 from tests.rings import subcases
 
-from weir.batching.collate import Lost, answers_in, deliver, dropped_in, entries_of, fail_entries, is_done, to_batch
+from weir.batching.collate import Lost, deliver, dropped_in, entries_of, fail_entries, is_done, responses_in, to_batch
 from weir.batching.request_state import gathered
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
 from weir.messages import JSON, NO_ANSWER, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
@@ -81,16 +81,16 @@ def test_the_answers_of_a_streaming_model() -> None:
     cut = dispatch(*requests, plain=True)
     kinds = [EventKind.PART, EventKind.DONE, EventKind.ERROR]
     events = Events(1, ["a", "b", InvalidRequest("c")], indices=[0, 1, 2], kinds=kinds, final=False)
-    assert answers_in(cut, events) == ([(requests[0], "a")], requests[:2], requests[:2], [])
+    assert responses_in(cut, events) == ([(requests[0], "a")], requests[:2], requests[:2], [])
     assert [request for request, _ in deliver(cut, events)] == requests[1:3]
     events = Events(1, ["d", "late", "e", "nobody's"], indices=[0, 1, 3, 9], kinds=[EventKind.PART] * 4, final=False)
-    assert answers_in(cut, events) == (
+    assert responses_in(cut, events) == (
         [(requests[0], "d"), (requests[3], "e")], [requests[0], requests[3]], [requests[3]], ["late"],
     )  # fmt: skip
     assert dropped_in(cut, events) == []
-    assert answers_in(cut, Events(1, ["late"], indices=[1], final=False)) == ([], [], [], [])
+    assert responses_in(cut, Events(1, ["late"], indices=[1], final=False)) == ([], [], [], [])
     final = Events(1, [b"", b""], indices=[0, 3], kinds=[EventKind.END] * 2)
-    assert answers_in(cut, final) == ([], [], [], [])
+    assert responses_in(cut, final) == ([], [], [], [])
     assert deliver(cut, final) == [(requests[0], NO_ANSWER), (requests[3], NO_ANSWER)]
 
 

@@ -101,7 +101,7 @@ KINDS = {
     },
     "an error as a value, or another's error": {
         "error-as-value": Fault("weir.messages:Events.__init__", takes("has_failed(outputs)", "False")),
-        "wrong-length-accepted": Fault("weir.workers.run.steps:answers_of", takes("len(returned) == count", "True")),
+        "wrong-length-accepted": Fault("weir.workers.run.steps:responses_of", takes("len(returned) == count", "True")),
         "failure-of-one-for-all": Fault("weir.workers.run.steps:TogetherStep._run", takes("self._halves", "False")),
     },
     "a forgotten charge": {
@@ -155,7 +155,7 @@ KINDS = {
         "message-of-another-id": Fault("weir.protocols.exchange:response_of", value=_another_id),
         "keys-mixed": Fault("weir.batching.queue:RequestQueue.enter", mistakes("request.form.key", "None")),
         "slow-stream-loses-parts": Fault(DRIVER + "deliver", mistakes("refused", "()")),
-        "part-after-the-end": Fault("weir.batching.collate:answers_in", takes("request.settled", "False")),
+        "part-after-the-end": Fault("weir.batching.collate:responses_in", takes("request.settled", "False")),
     },
     "work for nobody": {
         "left-cancelled-nowhere": Fault(CONNECTION + "ResponseWriter.leave", skips("request.leave")),

@@ -7,7 +7,7 @@ A dispatch consists of requests, a batch of *entries*: one for an item, one for 
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from weir.batching.request_state import answer, has_answer
+from weir.batching.request_state import answer, has_response
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
 from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
 
@@ -54,7 +54,7 @@ def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
 def is_done(entry: Entry) -> bool:
     """Return whether this entry has its response, or its request is settled."""
     request, start, _ = entry
-    return has_answer(request, start)
+    return has_response(request, start)
 
 
 def to_batch(dispatch: Dispatch) -> Batch:
@@ -106,8 +106,8 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
         elif 0 <= index < len(entries):
             ends += _answered(entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
-        unanswered = [entry for entry in entries if not is_done(entry)]
-        ends += _fail(unanswered, lambda: ModelError("the worker finished the batch without a response to this item"))
+        left = [entry for entry in entries if not is_done(entry)]
+        ends += _fail(left, lambda: ModelError("the worker finished the batch without a response to this item"))
     return ends
 
 
@@ -128,7 +128,7 @@ def _each(events: Events) -> Iterator[tuple[int, int, Any]]:
     return zip(indices, events.kinds or [EventKind.DONE] * count, events.outputs, strict=True)
 
 
-class Answers(NamedTuple):
+class Responses(NamedTuple):
     """The responses in events of a streaming model: the parts for unsettled requests, the requests that have a response here (a part or the
     last), those of them for which it is the first, and the parts that are dropped because their requests are settled."""
 
@@ -138,9 +138,9 @@ class Answers(NamedTuple):
     dropped: list[Any]
 
 
-def answers_in(dispatch: Dispatch, events: Events) -> Answers:
+def responses_in(dispatch: Dispatch, events: Events) -> Responses:
     """Return the responses in these events. To be called before `deliver`, which settles their requests."""
-    answers = Answers([], [], [], [])
+    responses = Responses([], [], [], [])
     entries = entries_of(dispatch)
     begun = dispatch.begun = dispatch.begun or set()
     for index, kind, output in _each(events):
@@ -149,15 +149,15 @@ def answers_in(dispatch: Dispatch, events: Events) -> Answers:
         request = entries[index][0]
         if request.settled:
             if kind == EventKind.PART:
-                answers.dropped.append(output)
+                responses.dropped.append(output)
             continue
-        answers.answered.append(request)
+        responses.answered.append(request)
         if index not in begun:
             begun.add(index)
-            answers.firsts.append(request)
+            responses.firsts.append(request)
         if kind == EventKind.PART:
-            answers.parts.append((request, output))
-    return answers
+            responses.parts.append((request, output))
+    return responses
 
 
 def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:

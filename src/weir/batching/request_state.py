@@ -177,7 +177,7 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
         return ModelError(f"the results of the parts of a divided request cannot be combined: {error!r}")
 
 
-def has_answer(request: Request, start: int) -> bool:
+def has_response(request: Request, start: int) -> bool:
     """Return whether the piece from item or row `start` has its response, or the whole request is settled."""
     return request.settled or (request.partial is not None and _gather_of(request).has(start))
 

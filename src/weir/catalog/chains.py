@@ -114,8 +114,8 @@ class ChainExecutor(ExecutorBase):
         if isinstance(column[0], WeirError):
             return column[0]
         heads = self._reader.heads(column, content_type)
-        answer = await self.chain.answer(request, column[0])
-        return self._writer.write([answer], accept, heads)[0]
+        response = await self.chain.response(request, column[0])
+        return self._writer.write([response], accept, heads)[0]
 
     def _ended(self, under_way: ChainBatch, indices: list[int], outputs: list[Any]) -> None:
         final = not under_way.tasks
@@ -270,10 +270,10 @@ class ItemWalk:
         try:
             if not self._tensors:
                 return await self._call(service, value)
-            answer = await self._call(service, _given(step, service, value))
+            response = await self._call(service, _given(step, service, value))
         except WeirError as error:
             raise _at(name_of(step), error) from error
-        return {**value, **{step.outputs.get(output, output): array for output, array in answer.items()}}
+        return {**value, **{step.outputs.get(output, output): array for output, array in response.items()}}
 
     def _call(self, service: Service, payload: Any) -> Call:
         """Put `payload` into the queue of `service`. If the queue is full, a caller in this process waits; any other caller gets
@@ -320,10 +320,10 @@ class ItemWalk:
                 for task in tasks.values():
                     if task.done():
                         task.result()
-            answers = _answers(tasks)
+            responses = _responses(tasks)
         finally:
             await end_tasks(*tasks.values())
-        return dict(each for path in answers.values() for each in path.items()) if self._tensors else answers
+        return dict(each for path in responses.values() for each in path.items()) if self._tensors else responses
 
 
 def service_of(step: Step, find: Find) -> Service:
@@ -351,16 +351,16 @@ def _single_value(name: str, array: Any) -> Any:
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
 
-def _answers(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
+def _responses(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
     """Return the response or the error of each path. Raises the first path's error if all paths have failed."""
-    answers = {name: _answer(task) for name, task in tasks.items()}
+    responses = {name: _response(task) for name, task in tasks.items()}
     for task in tasks.values():
         if task.exception() is None:
-            return answers
+            return responses
     return {name: task.result() for name, task in tasks.items()}
 
 
-def _answer(task: "asyncio.Future[Any]") -> Any:
+def _response(task: "asyncio.Future[Any]") -> Any:
     error = task.exception()
     if error is None:
         return task.result()
@@ -470,10 +470,10 @@ class ChainSteps:
                 return f"step {name_of(step)!r} is not ready: {reason}"
         return ""
 
-    async def answer(self, request: Request, item: Any) -> Any:
+    async def response(self, request: Request, item: Any) -> Any:
         """Return the chain's response to `item`, on behalf of `request`. Raises the error of the step that fails."""
-        answer = await ItemWalk(request, self.find, tensors=self._tensors).go(self.parts, item)
-        return self._declared(answer) if self._tensors else answer
+        response = await ItemWalk(request, self.find, tensors=self._tensors).go(self.parts, item)
+        return self._declared(response) if self._tensors else response
 
     def _declared(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return those of `tensors` that are the chain's outputs, in the datatypes that it declares."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from weir.batching.collate import answers_in, deliver, dropped_in
+from weir.batching.collate import deliver, dropped_in, responses_in
 from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Origin, Request, Trace
@@ -60,11 +60,11 @@ class Delivery:
 
         Returns the requests whose readers cannot take their parts, each with the error that must end the request.
         """
-        answers = answers_in(dispatch, events)
+        responses = responses_in(dispatch, events)
         refused: list[tuple[Request, WeirError]] = []
-        for output in answers.dropped:
+        for output in responses.dropped:
             discard(output)
-        for request, output in answers.parts:
+        for request, output in responses.parts:
             try:
                 request.part(output, dispatch)
             except WeirError as error:
@@ -72,8 +72,8 @@ class Delivery:
                 refused.append((request, error))
             except Exception:
                 undelivered(request)
-        if answers.answered:
-            self.tell("streamed", answers.answered, answers.firsts, now)
+        if responses.answered:
+            self.tell("streamed", responses.answered, responses.firsts, now)
         return refused
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:

@@ -17,7 +17,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.wire.values import DECODE, decode
 from weir.workers.executor import discard, is_block
-from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
+from weir.workers.run.steps import ResponseWriter, copies, model_error, responses_of
 from weir.workers.timer import end_tasks
 
 logger = logging.getLogger("weir")
@@ -84,7 +84,7 @@ class HookedBatch:
         """The argument of `before_batch`: the decoded items of all entries that have no response yet."""
         return [self._payloads[index] for index in self._open()]
 
-    def place_items(self, items: list[Any]) -> None:
+    def put_items(self, items: list[Any]) -> None:
         """Store the result of `before_batch`; an error in it is the response of its entry."""
         for index, item in zip(self._open(), items, strict=True):
             if isinstance(item, WeirError):
@@ -125,16 +125,16 @@ class HookedBatch:
         return None
 
     @property
-    def answers(self) -> list[Any]:
+    def responses(self) -> list[Any]:
         """The argument of `after_batch`: the responses, in order, without the errors."""
         return [self._outputs[index] for index in self._answered()]
 
-    def place_answers(self, answers: list[Any]) -> None:
+    def put_responses(self, responses: list[Any]) -> None:
         """Store the result of `after_batch`."""
-        for index, answer in zip(self._answered(), answers, strict=True):
-            self._outputs[index] = answer
+        for index, response in zip(self._answered(), responses, strict=True):
+            self._outputs[index] = response
 
-    def encode(self, writer: AnswerWriter) -> None:
+    def encode(self, writer: ResponseWriter) -> None:
         """Encode the responses in the content types that their callers accept. A response that is not as declared, or has no such form,
         becomes a ModelError."""
         for index in self._answered():
@@ -205,7 +205,7 @@ class HookUser(Protocol):
 class HookedBatches:
     """The batches of `user` that are in a hook, wait for a worker, or are at one. `writer` writes the responses after a hook."""
 
-    def __init__(self, hooks: ServiceHooks, writer: AnswerWriter, user: HookUser) -> None:
+    def __init__(self, hooks: ServiceHooks, writer: ResponseWriter, user: HookUser) -> None:
         self._before, self._after = hooks
         self._writer = writer
         self._user = user
@@ -273,7 +273,7 @@ class HookedBatches:
     async def _run(self, batch: HookedBatch) -> None:
         batch.decode()
         if self._before is not None:
-            batch.place_items(await hooked(self._before, batch.items))
+            batch.put_items(await hooked(self._before, batch.items))
         places = self._places[batch.worker]
         await places.acquire()
         self._note_handed(batch)
@@ -290,9 +290,9 @@ class HookedBatches:
         else:
             await batch.returned
         if self._after is not None:
-            answers = batch.answers
-            if answers:
-                batch.place_answers(await hooked(self._after, answers))
+            responses = batch.responses
+            if responses:
+                batch.put_responses(await hooked(self._after, responses))
             batch.encode(self._writer)
         self._deliver(batch)
 
@@ -331,6 +331,6 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))
     try:
-        return answers_of(returned, len(values), hook.__name__)
+        return responses_of(returned, len(values), hook.__name__)
     except ModelError as error:
         return list(copies(error, len(values)))

@@ -122,7 +122,7 @@ class SolvingProcess:
         self._pool: ProcessPool | None = None
         self._turn = asyncio.Lock()
         self._ids = count(1)
-        self._answer: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
+        self._response: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
 
     async def solve(self, request: Solvable[T], limit: float) -> T:
         """Return what `request` describes.
@@ -153,9 +153,9 @@ class SolvingProcess:
             await pool.stop()
 
     async def _solved(self, request: Solvable[Any]) -> Any:
-        if self._answer is not None and not self._answer.done():
-            await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
-            if not self._answer.done():
+        if self._response is not None and not self._response.done():
+            await asyncio.wait([self._response], timeout=DROPPED_LIMIT)
+            if not self._response.done():
                 await self.close()
         if self._pool is None:
             settings = WorkerSettings(threads=1, spin=0.0, arena_bytes=0, retry_in_halves=False)
@@ -163,10 +163,10 @@ class SolvingProcess:
             pool = ProcessPool(Solver, params, settings, name=NAME, max_batch_size=1, stop_grace=0.0)
             await pool.start(self)  # ends the process when it fails or is cancelled
             self._pool = pool
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._pool.run(0, Batch(next(self._ids), [request], OBJECT, OBJECT))
-        await asyncio.wait([self._answer])
-        return self._answer.result()
+        await asyncio.wait([self._response])
+        return self._response.result()
 
     # Events of the pool (Listener).
 
@@ -192,5 +192,5 @@ class SolvingProcess:
         self._end(events.outputs[0])
 
     def _end(self, end: Any) -> None:
-        if self._answer is not None:
-            resolve(self._answer, end)
+        if self._response is not None:
+            resolve(self._response, end)

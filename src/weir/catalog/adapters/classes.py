@@ -299,7 +299,7 @@ def _contexts(batch: list[Decoded]) -> list[dict[str, Any]]:
     return [each.context for each in batch]
 
 
-def _plain(answer: Any) -> Any:
+def _plain(response: Any) -> Any:
     """Return a pydantic model as an object for JSON, and anything else as it is."""
-    dump: Callable[..., Mapping[str, Any]] | None = getattr(answer, "model_dump", None)
-    return answer if dump is None else dump(mode="json")
+    dump: Callable[..., Mapping[str, Any]] | None = getattr(response, "model_dump", None)
+    return response if dump is None else dump(mode="json")

@@ -209,10 +209,10 @@ class Runner:
         """
         column = _without(prepared.column, cancelled) if cancelled else prepared.column
         began = perf_counter()
-        answers = self._prediction.predict(column, restarted)
+        responses = self._prediction.predict(column, restarted)
         predicted = perf_counter()
-        answers = self._prediction.postprocess(answers, column)
-        outputs = self._writer.write(answers, prepared.accepts, prepared.heads)
+        responses = self._prediction.postprocess(responses, column)
+        outputs = self._writer.write(responses, prepared.accepts, prepared.heads)
         timing = Timing(prepared.seconds, predicted - began, perf_counter() - predicted)
         return Events(prepared.batch_id, outputs, timing=timing, measured=self.measured())
 
@@ -535,12 +535,12 @@ class StreamingRun:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
-        answers = {_checked_index(index, count): answer for index, answer in given.items()}
-        indices = [index for index in answers if index not in left]
+        responses = {_checked_index(index, count): answer for index, answer in given.items()}
+        indices = [index for index in responses if index not in left]
         if not indices:
             return None
         entries = [course.entries[index] for index in indices]
-        chosen = [answers[index] for index in indices]
+        chosen = [responses[index] for index in indices]
         last = [isinstance(each, Last) for each in chosen]
         outputs = self._written(batch, entries, [each.answer if isinstance(each, Last) else each for each in chosen])
         kinds = [EventKind.DONE if final else EventKind.PART for final in last]
@@ -553,9 +553,9 @@ class StreamingRun:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
         _, accepts, column, heads, *_ = batch.prepared
-        answers = self._prediction.postprocess(values, [column[entry] for entry in entries])
+        responses = self._prediction.postprocess(values, [column[entry] for entry in entries])
         return self._writer.write(
-            answers,
+            responses,
             accepts if isinstance(accepts, str) else [accepts[entry] for entry in entries],
             None if heads is None else [heads[entry] for entry in entries],
         )

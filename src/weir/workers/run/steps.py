@@ -295,22 +295,22 @@ class Prediction:
         """Return the model's responses. `restarted` is called each time before `predict` is called again."""
         return self._predict.run(preprocessed, restarted)
 
-    def postprocess(self, answers: ValuesOrErrors, preprocessed: ValuesOrErrors) -> ValuesOrErrors:
+    def postprocess(self, responses: ValuesOrErrors, preprocessed: ValuesOrErrors) -> ValuesOrErrors:
         """Return what the callers get."""
         if self._postprocess_batch is not None:
-            return self._postprocess_batch.run(answers)
+            return self._postprocess_batch.run(responses)
         if self._postprocess is None:
-            return answers
+            return responses
         more = (preprocessed,) if self._takes_preprocessed else ()
-        return each(self._postprocess, answers, fault_of("postprocess"), *more, fatal=self._fatal)
+        return each(self._postprocess, responses, fault_of("postprocess"), *more, fatal=self._fatal)
 
 
 def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
-    """Return the function that makes a column of what the model's method `name` returned. See `answers_of`."""
-    return lambda returned, items: answers_of(returned, len(items), name)
+    """Return the function that makes a column of what the model's method `name` returned. See `responses_of`."""
+    return lambda returned, items: responses_of(returned, len(items), name)
 
 
-def answers_of(returned: Any, count: int, name: str) -> list[Any]:
+def responses_of(returned: Any, count: int, name: str) -> list[Any]:
     """Return the responses in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of that length.
 
     Raises ModelError for anything else. Other types that have as many elements are refused too: a mapping, a table, a text or a named tuple
@@ -325,14 +325,14 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
             f"{name} returned {what} for {of}, must be a list of {count} (or a tuple, an array or a generator){hint_for_one(name)}"
         )
     try:
-        answers = listed(returned, count)
+        responses = listed(returned, count)
     except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
         raise ModelError(f"{name} returned {what} that is not a list ({error})") from error
-    if len(answers) != count:
-        found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
+    if len(responses) != count:
+        found = f"more than {count}" if isinstance(responses, Beginning) else len(responses)
         noun = "result" if found == 1 else "results"
         raise ModelError(f"{name} returned {found} {noun} for {of}, must be one for each{hint_for_one(name)}")
-    return answers
+    return responses
 
 
 def hint_for_one(name: str, instead: str = "return [f(item) for item in batch]") -> str:
@@ -361,8 +361,8 @@ def listed(returned: Any, count: int) -> list[Any]:
     """Return what `returned` iterates over as a list; of an iterator that has more elements than `count`, its Beginning."""
     if not isinstance(returned, Iterator):
         return returned if isinstance(returned, list) else list(returned)
-    answers = list(islice(returned, count + 1))
-    return answers if len(answers) <= count else Beginning(answers)
+    responses = list(islice(returned, count + 1))
+    return responses if len(responses) <= count else Beginning(responses)
 
 
 @lru_cache(maxsize=256)
@@ -480,7 +480,7 @@ class Reader:
 Write = Callable[..., bytes]
 
 
-class AnswerWriter:
+class ResponseWriter:
     """Writes the responses of the models `kind`, by the declared types: JSON, msgpack, bytes and Python values.
 
     It is the one writer of responses: workers use it, and the server for responses that a hook has changed. `label` is the name of the service,
@@ -497,38 +497,40 @@ class AnswerWriter:
         self._looks = 100  # for NaN among what was written as null, for which a model may have its own reasons
 
     def write(
-        self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
+        self, responses: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
     ) -> ValuesOrErrors:
         """Return the outputs, with a ModelError in the place of a response that `Output` refuses or that cannot be written, and an
         UnsupportedMediaType for a type that the model does not write. `heads` is what Reader.heads returned."""
         if self._schema is not None:
-            answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
+            responses = each(self._schema.check, responses, _wrong_output, fatal=self._fatal)
         if isinstance(accepts, str):
-            return self._written(answers, accepts, heads)
-        heads = heads or [None] * len(answers)
-        triples = zip(answers, accepts, heads, strict=True)
-        return [self._written([answer], accept, [head])[0] for answer, accept, head in triples]
+            return self._written(responses, accepts, heads)
+        heads = heads or [None] * len(responses)
+        triples = zip(responses, accepts, heads, strict=True)
+        return [self._written([response], accept, [head])[0] for response, accept, head in triples]
 
-    def _written(self, answers: ValuesOrErrors, accept: str, heads: ValuesOrErrors | None) -> ValuesOrErrors:
+    def _written(self, responses: ValuesOrErrors, accept: str, heads: ValuesOrErrors | None) -> ValuesOrErrors:
         if accept in (OBJECT, LENT):
-            return answers
+            return responses
         step = self._steps.get(accept)
         if step is None:
             known = ", ".join(sorted(self._steps))
             text = f"accept {accept!r}: not one that the model writes ({known})"
-            return [answer if isinstance(answer, WeirError) else UnsupportedMediaType(text) for answer in answers]
+            return [
+                response if isinstance(response, WeirError) else UnsupportedMediaType(text) for response in responses
+            ]
         write, fault = step
         more = () if heads is None or accept != KSERVE else (heads,)
-        written = each(write, answers, fault, *more, fatal=self._fatal)
+        written = each(write, responses, fault, *more, fatal=self._fatal)
         if self._looks and written and accept in (JSON, KSERVE) and type(written[0]) is bytes and b"null" in written[0]:
-            self._warn_of_nonfinite(answers[0])
+            self._warn_of_nonfinite(responses[0])
         return written
 
-    def _warn_of_nonfinite(self, answer: Any) -> None:
-        """Log the first NaN or infinity in `answer`, the first response of a batch, that has a null: JSON has neither, so they are written as that."""
+    def _warn_of_nonfinite(self, response: Any) -> None:
+        """Log the first NaN or infinity in `response`, the first of a batch, that has a null: JSON has neither, so they are written as that."""
         self._looks -= 1
         with suppress(*UNWRITABLE):
-            if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
+            if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](response))) is not None:
                 self._looks = 0
                 _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
 
@@ -543,17 +545,17 @@ class AnswerWriter:
         return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets}
 
     def _fault(self, accept: str) -> Fault:
-        def fault(error: BaseException, answer: Any) -> WeirError:
+        def fault(error: BaseException, response: Any) -> WeirError:
             if isinstance(error, WeirError):
                 return error
             if not isinstance(error, UNWRITABLE):
                 return model_error("encode", error)
-            return model_error(f"writing the result ({kind_of(answer)}) as {accept}", error)
+            return model_error(f"writing the result ({kind_of(response)}) as {accept}", error)
 
         return fault
 
 
-class Writer(AnswerWriter):
+class Writer(ResponseWriter):
     """Writes the responses of one model instance, also in the content types that it writes itself (`encode`)."""
 
     def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
@@ -565,9 +567,9 @@ class Writer(AnswerWriter):
             self._steps |= {content_type: (write, fault_of("encode")) for content_type, write in own.items()}
 
     def _encoded_by_model(self, content_type: str) -> Write:
-        def write(answer: Any) -> bytes:
+        def write(response: Any) -> bytes:
             more = (content_type,) if self._takes_type else ()
-            body = self._model.encode(answer, *more)
+            body = self._model.encode(response, *more)
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise ModelError(f"encode returned {type(body).__name__} for {content_type}, must be bytes")
             return bytes(body)
@@ -575,13 +577,13 @@ class Writer(AnswerWriter):
         return write
 
 
-def _octets(answer: Any) -> bytes:
-    if isinstance(answer, (bytes, bytearray, memoryview)):
-        return bytes(answer)
-    raise UnsupportedMediaType(f"accept {OCTETS!r}: the result is {kind_of(answer)}, only bytes are written so")
+def _octets(response: Any) -> bytes:
+    if isinstance(response, (bytes, bytearray, memoryview)):
+        return bytes(response)
+    raise UnsupportedMediaType(f"accept {OCTETS!r}: the result is {kind_of(response)}, only bytes are written so")
 
 
-def _wrong_output(error: BaseException, _answer: Any) -> WeirError:
+def _wrong_output(error: BaseException, _response: Any) -> WeirError:
     if isinstance(error, ValidationFailed):
         return ModelError(f"the model's result is not a valid Output: {error.message}", details=error.details)
     return model_error("Output", error)
