@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from weir.client import NEVER, AsyncWebSocketClient, ConnectionLost, Unreachable
-from weir.client.websocket import MAX_KEPT, AnswerRouter, Received, connect_options
+from weir.client.websocket import MAX_KEPT, Received, ResponseRouter, connect_options
 from weir.errors import Overloaded
 from weir.wire.websocket import ErrorMessage
 
@@ -22,7 +22,7 @@ def answered(box: asyncio.Queue[Received]) -> list[Received]:
 
 
 def test_each_answer_goes_to_whoever_waits_for_it() -> None:
-    mail, one, two = AnswerRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
+    mail, one, two = ResponseRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
     first, second = mail.expect(one), mail.expect(two)
     for own in (second, "somebody else's", first):
         assert mail.deliver(f'{{"id": "{own}", "error": "no {own}", "status": 400}}')
@@ -33,7 +33,7 @@ def test_each_answer_goes_to_whoever_waits_for_it() -> None:
 
 
 def test_a_reader_who_stays_behind_holds_back_nobody() -> None:
-    mail, slow, quick = AnswerRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
+    mail, slow, quick = ResponseRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
     own, other = mail.expect(slow), mail.expect(quick)
     for _ in range(MAX_KEPT + 100):
         assert mail.deliver(f'{{"id": "{own}", "error": "x"}}')
@@ -45,7 +45,7 @@ def test_a_reader_who_stays_behind_holds_back_nobody() -> None:
 
 
 def test_the_end_reaches_those_who_wait_and_those_who_come_late() -> None:
-    mail, early, late = AnswerRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
+    mail, early, late = ResponseRouter("ws://x"), asyncio.Queue[Received](), asyncio.Queue[Received]()
     mail.expect(early)
     assert not mail.deliver("{no JSON")
     mail.close()

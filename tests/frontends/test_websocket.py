@@ -29,7 +29,7 @@ from weir.protocols.access import allowed
 from weir.protocols.account import Account
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceResponse, RequestedOutput
-from weir.wire.websocket import read_answer, write_cancel
+from weir.wire.websocket import read_response, write_cancel
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -44,7 +44,7 @@ async def test_json_and_binary_on_both_paths_and_nothing_is_compressed() -> None
                     await client.send(rows([[1] * 3] * 2, id=f"{binary}", outputs=wanted, binary=binary))
                     message = await client.recv()
                     assert isinstance(message, bytes) is binary
-                    got = read_answer(message)
+                    got = read_response(message)
                     assert isinstance(got, InferenceResponse)
                     assert (got.model, got.id, got.outputs[0].array.tolist()) == ("sum", f"{binary}", [3.0, 3.0])
                     assert got.parameters == {"triton_final_response": True}

@@ -21,7 +21,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
-from weir.wire.websocket import ErrorMessage, read_answer, write_request
+from weir.wire.websocket import ErrorMessage, read_response, write_request
 
 
 class Sum(Model):
@@ -90,7 +90,7 @@ def item(model: str, value: Any, id: str = "", **fields: Any) -> str:
 
 
 async def next_answer(client: ClientConnection) -> InferenceResponse | ErrorMessage:
-    return read_answer(await client.recv())
+    return read_response(await client.recv())
 
 
 async def answer(client: ClientConnection) -> tuple[str, Any, bool]:

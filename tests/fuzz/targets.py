@@ -97,7 +97,7 @@ def websocket(data: bytes) -> None:
         if isinstance(said, InferenceRequest):
             _modest(said, data)
     with contextlib.suppress(InvalidRequest):
-        messages.read_answer(message)
+        messages.read_response(message)
     assert isinstance(messages.id_of(message), str)
 
 

@@ -32,7 +32,7 @@ from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
 from weir.wire.values import json_bytes
-from weir.wire.websocket import ErrorMessage, read_answer
+from weir.wire.websocket import ErrorMessage, read_response
 
 
 def thread() -> str:
@@ -219,7 +219,7 @@ async def test_a_long_response_over_websocket_holds_back_no_other(monkeypatch: p
         await asyncio.to_thread(writing.wait)
         assert server.server.account.held_bytes > 12 * MANY
         for name, count in (("short", 2), ("long", MANY)):
-            end = read_answer(await client.recv())
+            end = read_response(await client.recv())
             assert isinstance(end, InferenceResponse) and (end.id, end.outputs[1].array.size) == (name, count)
             go_on.set()
         await until(lambda: not server.server.account.held_bytes)
@@ -311,7 +311,7 @@ async def test_websockets(readers: list[str]) -> None:
         for name, data in (("fine", [[0.5] * COUNT]), ("wrong", [[0.5] * (COUNT - 1) + ["a"]])):
             answer = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
             await client.send(json.dumps({**answer, "id": name}))
-        ends = [read_answer(await client.recv()) for _ in range(2)]
+        ends = [read_response(await client.recv()) for _ in range(2)]
         fine = next(end for end in ends if isinstance(end, InferenceResponse))
         wrong = next(end for end in ends if isinstance(end, ErrorMessage))
         assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])

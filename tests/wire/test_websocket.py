@@ -14,8 +14,8 @@ from weir.wire.websocket import (
     CancelMessage,
     ErrorMessage,
     id_of,
-    read_answer,
     read_request,
+    read_response,
     write_cancel,
     write_failure,
     write_request,
@@ -67,7 +67,7 @@ def test_a_response_has_the_requested_form() -> None:
     response = InferenceResponse("simple", [TensorValue("y", "INT32", numpy.array([3], "int32"))], id="7")
     for kind, parameters in ((str, {}), (bytes, {"binary_data_output": True})):
         message = write_response(request(parameters=parameters), response)
-        read = read_answer(message)
+        read = read_response(message)
         assert isinstance(message, kind) and isinstance(read, InferenceResponse)
         assert (read.model, read.id, read.outputs[0].array.tolist()) == ("simple", "7", [3])
 
@@ -75,8 +75,8 @@ def test_a_response_has_the_requested_form() -> None:
 def test_cancelling_and_failing() -> None:
     assert read_request(write_cancel("7")) == CancelMessage("7")
     failure = ErrorMessage("full", "7", "Overloaded", 429, 0.5)
-    assert read_answer(write_failure(failure)) == failure
-    assert read_answer('{"error": "no"}') == ErrorMessage("no")
+    assert read_response(write_failure(failure)) == failure
+    assert read_response('{"error": "no"}') == ErrorMessage("no")
 
 
 PLACED = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}

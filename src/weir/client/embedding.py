@@ -204,9 +204,9 @@ class EmbeddingClient:
         self._count = next(self._numbers)
         if not blocking:
             return self._start(call, seconds, self._pending, self._ended)
-        answer = self._transport.encode(call, seconds)
-        made = self._made(answer)
-        return (made, answer.tokens) if show_tokens else made
+        result = self._transport.encode(call, seconds)
+        made = self._made(result)
+        return (made, result.tokens) if show_tokens else made
 
     def _start(
         self, call: EncodeCall, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]
@@ -276,24 +276,24 @@ class EmbeddingClient:
 
     def _next(self, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]) -> Fetched:
         number = ended.get()
-        answer = pending.pop(number).result()
-        return Fetched(number, self._made(answer), answer.tokens)
+        result = pending.pop(number).result()
+        return Fetched(number, self._made(result), result.tokens)
 
-    def _made(self, answer: Vectors) -> Any:
-        if answer.truncated and self._check_length:
-            shown = ", ".join(map(str, answer.truncated[:_SHOWN])) + (", ..." if len(answer.truncated) > _SHOWN else "")
+    def _made(self, result: Vectors) -> Any:
+        if result.truncated and self._check_length:
+            shown = ", ".join(map(str, result.truncated[:_SHOWN])) + (", ..." if len(result.truncated) > _SHOWN else "")
             warnings.warn(
-                f"{len(answer.truncated)} texts are longer than the model reads and were cut: {shown} "
+                f"{len(result.truncated)} texts are longer than the model reads and were cut: {shown} "
                 "(truncate=False refuses them, check_length=False turns this warning off)",
                 stacklevel=3,
             )
-        if answer.foreign and self._check_ids:
+        if result.foreign and self._check_ids:
             warnings.warn(
-                f"{answer.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
+                f"{result.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
                 "model give wrong vectors (send texts, or the ids of this model's tokenizer)",
                 stacklevel=3,
             )
-        return answer.vectors.tolist() if self._as_lists else answer.vectors
+        return result.vectors.tolist() if self._as_lists else result.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
         """Raise Unsupported: this was for ZeroMQ, where a client can receive the responses to other clients."""

@@ -199,13 +199,13 @@ class GrpcTransport:
         call = partial(self._connected.unary(step.path), step.body, timeout=timeout, metadata=self._metadata)
         try:
             with _failing():
-                answer: bytes = _HELPERS.run(call, timeout + _LATE)
+                response: bytes = _HELPERS.run(call, timeout + _LATE)
         except TimeoutError as error:
             if isinstance(error, WeirError):
                 raise
             self._connected.leave(channel)
             raise _late(self._address) from None
-        return answer
+        return response
 
     def chunks(self, step: GrpcCall, silence: Silence) -> Generator[bytes, None, None]:
         """Make a call and yield the responses' messages. Raises DeadlineExceeded when `silence` is over; a stream has no time limit as
@@ -250,7 +250,7 @@ class AsyncGrpcTransport:
         try:
             async with limit:
                 with _failing():
-                    answer: bytes = await connected.unary(step.path)(
+                    response: bytes = await connected.unary(step.path)(
                         step.body, timeout=timeout, metadata=self._metadata
                     )
         except TimeoutError:
@@ -258,7 +258,7 @@ class AsyncGrpcTransport:
                 raise
             connected.leave(channel)
             raise _late(self._address) from None
-        return answer
+        return response
 
     async def chunks(self, step: GrpcCall, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Make a call and yield the responses' messages. A stream has no time limit as a whole."""

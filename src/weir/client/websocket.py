@@ -27,9 +27,9 @@ from weir.client.http_connection import address_of, tls_context
 from weir.client.methods import AsyncClient, BlockingTransport, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
-from weir.wire.websocket import ErrorMessage, WrittenMessage, read_answer, write_cancel, write_request
+from weir.wire.websocket import ErrorMessage, WrittenMessage, read_response, write_cancel, write_request
 
-Answer = InferenceResponse | ErrorMessage
+Response = InferenceResponse | ErrorMessage
 
 
 class WebSocketCalls(HttpCalls):
@@ -46,8 +46,8 @@ class WebSocketCalls(HttpCalls):
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""
 
-        def decode(answer: Answer) -> Iterable[InferenceResponse]:
-            (response,) = _read(answer, request.id)
+        def decode(message: Response) -> Iterable[InferenceResponse]:
+            (response,) = _read(message, request.id)
             if response.outputs or not response.parameters.get(FINAL):
                 yield response
 
@@ -60,25 +60,25 @@ class WebSocketCalls(HttpCalls):
         return write_request(with_binary_outputs(request) if self._binary else request, binary=self._binary)
 
 
-def is_last(answer: Answer) -> bool:
+def is_last(message: Response) -> bool:
     """Return whether no more responses to the same request follow."""
-    return isinstance(answer, ErrorMessage) or answer.parameters.get(FINAL) is not False
+    return isinstance(message, ErrorMessage) or message.parameters.get(FINAL) is not False
 
 
-def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
-    if isinstance(answer, ErrorMessage):
-        raise error_of_status(answer.status, answer.error, name=answer.type, retry_after=answer.retry_after)
-    answer.id = id
-    return (answer,)
+def _read(message: Response, id: str) -> tuple[InferenceResponse]:
+    if isinstance(message, ErrorMessage):
+        raise error_of_status(message.status, message.error, name=message.type, retry_after=message.retry_after)
+    message.id = id
+    return (message,)
 
 
 # Responses to one request that are kept for a slow reader. The connection is read on meanwhile, for the other requests.
 MAX_KEPT = 4096
 
-Received = Answer | WeirError
+Received = Response | WeirError
 
 
-class AnswerRouter:
+class ResponseRouter:
     """Passes the messages of one connection to the requests that wait for them. `url` is for errors."""
 
     def __init__(self, url: str) -> None:
@@ -88,13 +88,13 @@ class AnswerRouter:
         self._end = ConnectionLost(f"{url}: the connection ended before the response")
         self._closed = False
 
-    def expect(self, answers: asyncio.Queue[Received]) -> str:
-        """Return an id for a request whose responses go to `answers`. When the connection ends, or has ended, ConnectionLost goes
+    def expect(self, responses: asyncio.Queue[Received]) -> str:
+        """Return an id for a request whose responses go to `responses`. When the connection ends, or has ended, ConnectionLost goes
         there too."""
         own = str(next(self._ids))
-        self._queues[own] = answers
+        self._queues[own] = responses
         if self._closed:
-            answers.put_nowait(self._end)
+            responses.put_nowait(self._end)
         return own
 
     def forget(self, id: str) -> None:
@@ -105,18 +105,18 @@ class AnswerRouter:
         """Pass on one message; return False if it cannot be read, after which the connection must be closed. A reader that is
         MAX_KEPT responses behind gets those, and then Overloaded."""
         try:
-            answer = read_answer(message)
+            received = read_response(message)
         except InvalidRequest as error:
             self._end = ConnectionLost(f"{self._url}: the server sent a message that cannot be read: {error.message}")
             return False
-        answers = self._queues.get(answer.id)
-        if answers is None:
+        responses = self._queues.get(received.id)
+        if responses is None:
             return True
-        if answers.qsize() < MAX_KEPT:
-            answers.put_nowait(answer)
+        if responses.qsize() < MAX_KEPT:
+            responses.put_nowait(received)
         else:
-            self.forget(answer.id)
-            answers.put_nowait(
+            self.forget(received.id)
+            responses.put_nowait(
                 Overloaded(f"{self._url}: {MAX_KEPT} responses to one request are unread, which is the maximum")
             )
         return True
@@ -124,8 +124,8 @@ class AnswerRouter:
     def close(self) -> None:
         """End all waiting requests with ConnectionLost: the connection has ended."""
         self._closed = True
-        for answers in self._queues.values():
-            answers.put_nowait(self._end)
+        for responses in self._queues.values():
+            responses.put_nowait(self._end)
 
 
 PATH = "/v2/ws"
@@ -155,19 +155,19 @@ class AsyncWebSocketTransport:
         async with aclosing(self.chunks(step, silence)) as chunks:
             return await silence.next_of(chunks)
 
-    async def chunks(self, step: WrittenMessage, silence: Silence) -> AsyncGenerator[Answer, None]:
+    async def chunks(self, step: WrittenMessage, silence: Silence) -> AsyncGenerator[Response, None]:
         """Send a request and yield its responses. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
         AsyncTransport."""
         connections = await self._connections.get()
         connection, router = await connections.connected(silence.seconds)
-        answers = asyncio.Queue[Received]()
-        own, ended = router.expect(answers), False
+        responses = asyncio.Queue[Received]()
+        own, ended = router.expect(responses), False
         try:
             await connections.send(connection, step.message(own))
             while not ended:
-                answer = _answer(await answers.get())
-                ended = is_last(answer)
-                yield answer
+                message = _response(await responses.get())
+                ended = is_last(message)
+                yield message
         finally:
             router.forget(own)
             if not ended:
@@ -209,7 +209,7 @@ class _AsyncConnections:
         self._path = address_of(url)[1]
         self._lock = asyncio.Lock()
         self._sending = asyncio.Lock()
-        self._opened: tuple[ClientConnection, AnswerRouter, asyncio.Task[None]] | None = None
+        self._opened: tuple[ClientConnection, ResponseRouter, asyncio.Task[None]] | None = None
 
     async def close(self) -> None:
         """Close the connection."""
@@ -228,7 +228,7 @@ class _AsyncConnections:
         except (ConnectionClosed, ConnectionError) as error:
             raise ConnectionLost(f"the connection ended before the response ({error})") from error
 
-    async def connected(self, timeout: float) -> tuple[ClientConnection, AnswerRouter]:
+    async def connected(self, timeout: float) -> tuple[ClientConnection, ResponseRouter]:
         """Return the connection, and the router of its responses. Raises Unreachable."""
         async with self._lock:
             if self._opened is None:
@@ -237,11 +237,11 @@ class _AsyncConnections:
                     connection = await connect(open_timeout=timeout, **self._options, **local)
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
-                router = AnswerRouter(self._url)
+                router = ResponseRouter(self._url)
                 self._opened = connection, router, asyncio.create_task(self._receive(connection, router))
             return self._opened[:2]
 
-    async def _receive(self, connection: ClientConnection, router: AnswerRouter) -> None:
+    async def _receive(self, connection: ClientConnection, router: ResponseRouter) -> None:
         try:
             async for message in connection:
                 if not router.deliver(message):
@@ -255,7 +255,7 @@ class _AsyncConnections:
             await _close(connection)
 
 
-def _answer(received: Received) -> Answer:
+def _response(received: Received) -> Response:
     """Return the response. Raises the error if it is one."""
     if isinstance(received, WeirError):
         raise received

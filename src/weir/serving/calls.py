@@ -178,9 +178,9 @@ def fail_all(error: WeirError) -> None:
             refuse(each, error)
 
 
-def for_callers(answers: list[Any]) -> list[Any]:
-    """Return `answers` with their errors in the form for code in this process."""
-    return [for_caller(answer) if isinstance(answer, WeirError) else answer for answer in answers]
+def for_callers(responses: list[Any]) -> list[Any]:
+    """Return `responses` with their errors in the form for code in this process."""
+    return [for_caller(response) if isinstance(response, WeirError) else response for response in responses]
 
 
 BURST = 16
@@ -190,7 +190,7 @@ PATIENCE = 0.25  # seconds
 
 class StreamedCall(RequestBase):
     """A request whose responses one reader takes with `read`, or as an async iterator. A model that is not streaming gives one
-    answer.
+    response.
 
     `limit` responses are kept for a slow reader. As a model may give responses faster than the event loop turns, BURST times as many
     are kept for up to PATIENCE seconds, if they have at most BURST_BYTES together. A reader that falls behind further gets the
@@ -281,10 +281,10 @@ class StreamedCall(RequestBase):
                 await self._waiter
             finally:
                 self._waiter = None
-        answer = self._kept.popleft()
+        response = self._kept.popleft()
         if len(self._kept) < self._limit:
             self._behind_since = None
-        return answer, self._last and not self._kept
+        return response, self._last and not self._kept
 
     def __aiter__(self) -> "StreamedCall":
         return self
@@ -433,13 +433,13 @@ class StreamWindow(Generic[C]):
         """Begin the call of one more item."""
         self._under_way.append((item, self._infer(item)))
 
-    def take(self, answer: Any) -> Any:
-        """Remove the head, whose response or error is `answer`, and return what the caller of the stream gets for it. Raises the
+    def take(self, response: Any) -> Any:
+        """Remove the head, whose response or error is `response`, and return what the caller of the stream gets for it. Raises the
         error unless errors are to be returned."""
-        if isinstance(answer, WeirError) and not self._return_errors:
-            raise answer
+        if isinstance(response, WeirError) and not self._return_errors:
+            raise response
         item, _ = self._under_way.popleft()
-        return (item, answer) if self._return_inputs else answer
+        return (item, response) if self._return_inputs else response
 
     def withdraw(self) -> None:
         """Cancel all calls that are under way."""
@@ -506,7 +506,7 @@ async def stream_sync(items: Iterable[Any], window: StreamWindow[Call]) -> Async
     source = ItemSource(items)
     try:
         while source.fill(window):
-            yield window.take(await _answer(window.head))
+            yield window.take(await _response(window.head))
     finally:
         window.withdraw()
 
@@ -516,9 +516,9 @@ async def stream_async(items: AsyncIterable[Any], window: StreamWindow[Call]) ->
     feed = _Feed(items, window)
     try:
         while await feed.has_more():
-            answer = window.take(await _answer(window.head))
+            response = window.take(await _response(window.head))
             feed.room.set()
-            yield answer
+            yield response
         if feed.error is not None:
             raise feed.error
     finally:
@@ -531,15 +531,15 @@ def stream_blocking(items: Iterable[Any], window: StreamWindow[ThreadCall]) -> G
     try:
         while source.fill(window):
             try:
-                answer = window.head.result()
+                response = window.head.result()
             except WeirError as error:
-                answer = error
-            yield window.take(answer)
+                response = error
+            yield window.take(response)
     finally:
         window.withdraw()
 
 
-async def _answer(call: Call) -> Any:
+async def _response(call: Call) -> Any:
     try:
         return await call
     except WeirError as error:

@@ -317,15 +317,15 @@ class Service:
             return []
         calls = [self.infer(item, **options) for item in items]
         try:
-            answers = await asyncio.gather(*calls, return_exceptions=return_errors)
+            responses = await asyncio.gather(*calls, return_exceptions=return_errors)
         except BaseException:
             for call in calls:
                 call.cancel()
             raise
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, WeirError):
-                raise answer
-        return answers
+        for response in responses:
+            if isinstance(response, BaseException) and not isinstance(response, WeirError):
+                raise response
+        return responses
 
     def stream(
         self, items: Iterable[Any] | AsyncIterable[Any], *, return_inputs: bool = False, return_errors: bool = False,
@@ -369,8 +369,8 @@ class Service:
         """Enter `request` and yield its responses; closing the generator cancels the request."""
         try:
             self.enter(request, backpressure)
-            async for answer in request:
-                yield answer
+            async for response in request:
+                yield response
         except ModelError as error:
             raise for_caller(error) from error.__cause__
         finally:
@@ -563,7 +563,7 @@ class Service:
         started = self.now()
         error = ""
         try:
-            answer: Any = (
+            response: Any = (
                 [part async for part in self.infer_stream(example.item)]
                 if self.facts.streaming
                 else await self.infer(example.item)
@@ -571,8 +571,8 @@ class Service:
         except WeirError as failure:
             error = f"{type(failure).__name__}: {failure.message}"
         else:
-            if example.expected is not ... and not same(answer, example.expected):
-                error = f"expected {example.expected!r:.200}, got {answer!r:.200}"
+            if example.expected is not ... and not same(response, example.expected):
+                error = f"expected {example.expected!r:.200}, got {response!r:.200}"
         return {"ok": not error, "seconds": self.now() - started, "error": error}
 
     def _new_call(self, kind: type[C], payload: Any, **options: Unpack[CallKeywords]) -> C:
@@ -628,25 +628,23 @@ class Service:
             describe(generation.model, call)
 
 
-def same(answer: Any, expected: Any) -> bool:
+def same(given: Any, expected: Any) -> bool:
     """Return whether a response equals the expected one: floats within rounding, arrays and lists element by element, values of a
     declared type field by field."""
-    answer, expected = _comparable(answer), _comparable(expected)
+    given, expected = _comparable(given), _comparable(expected)
     if isinstance(expected, dict):
         return (
-            isinstance(answer, dict)
-            and answer.keys() == expected.keys()
-            and all(same(answer[key], expected[key]) for key in expected)
+            isinstance(given, dict)
+            and given.keys() == expected.keys()
+            and all(same(given[key], expected[key]) for key in expected)
         )
     if isinstance(expected, (str, bytes)) or expected is None:
-        return bool(answer == expected)
+        return bool(given == expected)
     if isinstance(expected, (list, tuple)):
-        return isinstance(answer, (list, tuple)) and len(answer) == len(expected) and all(map(same, answer, expected))
-    if isinstance(expected, float) and isinstance(answer, (int, float)):
-        return math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-6) or (
-            math.isnan(expected) and math.isnan(answer)
-        )
-    return bool(answer == expected)
+        return isinstance(given, (list, tuple)) and len(given) == len(expected) and all(map(same, given, expected))
+    if isinstance(expected, float) and isinstance(given, (int, float)):
+        return math.isclose(given, expected, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(expected) and math.isnan(given))
+    return bool(given == expected)
 
 
 def _check_group(name: str | None, device: DeviceGroup | None) -> None:

@@ -95,7 +95,7 @@ def read_request(message: Message) -> InferenceRequest | CancelMessage:
     return kserve_binary.read_request(memoryview(message)[4:], length, model, version)  # type: ignore[arg-type]  # only bytes have a length
 
 
-def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
+def read_response(message: Message) -> InferenceResponse | ErrorMessage:
     """Return the response or the error in a server's message. Raises InvalidRequest for a malformed message."""
     header, length = _header(message)
     if b'"error"' in header and parse(_decode_envelope, header, "a message").error is not None:

@@ -28,7 +28,7 @@ from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.wire.inference import InferenceResponse
-from weir.wire.websocket import read_answer
+from weir.wire.websocket import read_response
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 RED, BLUE = (250, 10, 10), (10, 10, 250)
@@ -102,7 +102,7 @@ async def watch(where: str, address: str) -> list[dict[str, Any]]:
         await client.send(json.dumps({"model_name": "video", "id": "1", "inputs": [tensor]}))
         said: list[dict[str, Any]] = []
         while True:
-            answer = read_answer(await client.recv())
+            answer = read_response(await client.recv())
             if not isinstance(answer, InferenceResponse):
                 raise weir.InvalidRequest(answer.error)
             said += [json.loads(value) for output in answer.outputs for value in output.array]
@@ -119,7 +119,7 @@ async def look(where: str, until: "asyncio.Future[Any]") -> None:
     async with connect(where) as client:
         while not until.done():
             await client.send(json.dumps({"model_name": "colours", "inputs": [tensor]}))
-            answer = read_answer(await client.recv())
+            answer = read_response(await client.recv())
             assert isinstance(answer, InferenceResponse)
             assert answer.outputs[0].array.tolist() == [[0.0, 200.0, 0.0]]
 

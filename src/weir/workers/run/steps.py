@@ -516,9 +516,7 @@ class ResponseWriter:
         if step is None:
             known = ", ".join(sorted(self._steps))
             text = f"accept {accept!r}: not one that the model writes ({known})"
-            return [
-                response if isinstance(response, WeirError) else UnsupportedMediaType(text) for response in responses
-            ]
+            return [value if isinstance(value, WeirError) else UnsupportedMediaType(text) for value in responses]
         write, fault = step
         more = () if heads is None or accept != KSERVE else (heads,)
         written = each(write, responses, fault, *more, fatal=self._fatal)
