@@ -333,18 +333,6 @@ class Calls(ABC):
         """Return name, version and extensions of the server."""
         return dict((yield from self.call("server_metadata")))
 
-    def server_live(self) -> Program[bool]:
-        """Return whether the server's process responds."""
-        return self._ask("server_live")
-
-    def server_ready(self) -> Program[bool]:
-        """Return whether every model accepts requests."""
-        return self._ask("server_ready")
-
-    def model_ready(self, name: str, version: str) -> Program[bool]:
-        """Return whether a model accepts requests."""
-        return self._ask("model_ready", model=name, version=version)
-
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """Return name, versions, platform, inputs and outputs of a model."""
         return dict((yield from self.call("model_metadata", model=name, version=version)))
@@ -353,28 +341,16 @@ class Calls(ABC):
         """Return the names of the models that run."""
         return list((yield from self.call("models"))["models"])
 
-    def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """Return whether the server has at least `count` devices of a kind or name."""
-        return self._ask("has_hardware", {"name": name, "num": count})
-
-    def load_model(self, name: str, config: Mapping[str, Any] | None, version: str) -> Program[None]:
-        """Load a model again and run it, or one version of it."""
-        parameters = {} if config is None else {"config": msgspec.json.encode(dict(config)).decode()}
-        yield from self.call("load_model", {"parameters": parameters}, model=name, version=version)
-
-    def unload_model(self, name: str, version: str) -> Program[None]:
-        """Stop a model, or one version of it."""
-        yield from self.call("unload_model", {}, model=name, version=version)
-
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
         """Run a model with parameters; return the name of the endpoint."""
         return str((yield from self.call("load_worker", dict(parameters), worker=name)))
 
-    def unload_worker(self, endpoint: str) -> Program[None]:
-        """Stop a worker of an endpoint."""
-        yield from self.call("unload_worker", worker=endpoint)
+    def do(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[None]:
+        """Make a call like `call`, and ignore the document of its response."""
+        yield from self.call(name, body, **path)
 
-    def _ask(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[bool]:
+    def ask(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[bool]:
+        """Make a call like `call` that is a question, and return whether the response is yes."""
         return bool((yield from self.call(name, body, **path))[DATA_PLANE[name].asks])
 
 
@@ -432,14 +408,14 @@ def has_extension(calls: Calls, name: str) -> Program[bool]:
 
 def until_server_ready(calls: Calls, interval: float) -> Program[None]:
     """Return when every model accepts requests; check every `interval` seconds. Raises DeadlineExceeded."""
-    return _until(calls.server_ready, True, "server ready", interval)
+    return _until(lambda: calls.ask("server_ready"), True, "server ready", interval)
 
 
 def until_model(calls: Calls, name: str, version: str, ready: bool, interval: float) -> Program[None]:
     """Return when a model accepts requests, or with `ready` False when it does not; check every `interval` seconds. Raises
     DeadlineExceeded."""
     what = f"model {name!r} {'ready' if ready else 'not ready'}"
-    return _until(lambda: calls.model_ready(name, version), ready, what, interval)
+    return _until(lambda: calls.ask("model_ready", model=name, version=version), ready, what, interval)
 
 
 def _until(check: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:

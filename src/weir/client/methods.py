@@ -14,6 +14,8 @@ from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, finalize
 
+import msgspec
+
 from weir.client import calls as common
 from weir.client.calls import (
     Calls,
@@ -98,11 +100,11 @@ class Client(ClientBase[Transport]):
 
     def server_live(self) -> bool:
         """Return whether the server responds."""
-        return self._run(common.or_false(self._calls.server_live()))
+        return self._run(common.or_false(self._calls.ask("server_live")))
 
     def server_ready(self) -> bool:
         """Return whether all models of the server accept requests."""
-        return self._run(common.or_false(self._calls.server_ready()))
+        return self._run(common.or_false(self._calls.ask("server_ready")))
 
     def has_extension(self, name: str) -> bool:
         """Return whether the server lists the extension `name`."""
@@ -111,7 +113,7 @@ class Client(ClientBase[Transport]):
     def has_hardware(self, name: str, count: int = 1) -> bool:
         """Return whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
         contains it."""
-        return self._retried(lambda: self._calls.has_hardware(name, count))
+        return self._retried(lambda: self._calls.ask("has_hardware", {"name": name, "num": count}))
 
     def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
         """Return when the server listens and all its models accept requests. `interval` is the time between two checks, in
@@ -126,7 +128,7 @@ class Client(ClientBase[Transport]):
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Return whether a model accepts requests; False if unknown model."""
-        return self._run(common.or_false(self._calls.model_ready(name, version)))
+        return self._run(common.or_false(self._calls.ask("model_ready", model=name, version=version)))
 
     def model_metadata(self, name: str, version: str = "") -> Metadata:
         """Return name, versions, platform, inputs and outputs of a model."""
@@ -151,7 +153,8 @@ class Client(ClientBase[Transport]):
     ) -> None:
         """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
         the model's own file. With `version`, that version only, besides those that run."""
-        return self._retried(lambda: self._calls.load_model(name, config, version), timeout)
+        body = {"parameters": {} if config is None else {"config": msgspec.json.encode(dict(config)).decode()}}
+        return self._retried(lambda: self._calls.do("load_model", body, model=name, version=version), timeout)
 
     def load_ensemble(
         self,
@@ -176,7 +179,7 @@ class Client(ClientBase[Transport]):
 
     def unload_model(self, name: str, *, version: str = "", timeout: float | None = None) -> None:
         """Make the server finish a model's accepted requests, and stop the model; with `version`, that version only."""
-        return self._retried(lambda: self._calls.unload_model(name, version), timeout)
+        return self._retried(lambda: self._calls.do("unload_model", {}, model=name, version=version), timeout)
 
     def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
         """Unload models, one after the other. `timeout` holds for each."""
@@ -192,7 +195,7 @@ class Client(ClientBase[Transport]):
 
     def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
         """Make the server stop one worker of an endpoint; the last worker takes the endpoint with it."""
-        return self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
+        return self._retried(lambda: self._calls.do("unload_worker", worker=endpoint), timeout)
 
     # Inference.
 
