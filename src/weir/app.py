@@ -125,49 +125,28 @@ class App:
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
         notified = _notified(settings.telemetry, [*recorded, *tracing, *observers], product)
-        token = settings.control.control_token_file
         residency = make_residency(settings.repository, settings.models)
-        make = ServiceMaker(
-            notified.observers,
-            kinds,
-            allow_remote_workers=settings.control.allow_control,
-            allow_tcp_workers=token is None,
-            on_demand=residency,
-        )
         folder = folder_of(settings)
         self._watched = folder if settings.repository.watch else None
-        known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
-        sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
-        load = to_start(settings.repository, residency)
-        self.manager = opened_manager(sources, load, make, settings.control.allow_model_files, residency)
+        self.manager = _manager_of(settings, notified.observers, kinds, folder, residency)
         self.registry = self.manager.registry
         self._front_rows: ListFronts = no_clients
         in_fronts = None if product is None else product.in_fronts()
-        self.fronts = fronts = self._count_fronts(one=product is not None and in_fronts is None)
-        figures = account = None
-        if fronts > 1:
+        self.fronts = self._count_fronts(one=product is not None and in_fronts is None)
+        figures = None
+        if self.fronts > 1:
             from weir.fronts.server import FrontFigures  # most servers have one front: themselves
 
-            figures = FrontFigures(settings.http, fronts)
-            account = figures.account
+            figures = FrontFigures(settings.http, self.fronts)
+        account = None if figures is None else figures.account
         context = _context(self.registry, settings, Control(settings.control), self.manager, account)
         self.site = site = Site(
             context, settings, notified, product=product, end=self.end, residency=residency, fronts=self._show_fronts
         )
         added = None if product is None else partial(product.grpc_calls, site.context)
-        grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
+        grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, None if figures is None else _of_fronts)
         handlers = () if product is None else product.fast_routes(site.context)
-        if figures is None:
-            self.server = HttpServer(
-                site.kserve,
-                site.asgi,
-                notified.observers,
-                log=notified.log,
-                websockets=site.websockets,
-                route_handlers=handlers,
-            )
-        else:
-            self.server = self._server_with(fronts, figures, notified, grpc, in_fronts, handlers)
+        self.server = self._make_server(figures, notified, grpc, in_fronts, handlers)
         self.registry.changed.append(self.server.routes_changed)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.frontends.frontends, site.context)
@@ -189,28 +168,29 @@ class App:
             self._logger.warning("more fronts than CPUs: they compete for CPU time", fronts=count, cpus=cpus)
         return count
 
-    def _server_with(
-        self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None",
+    def _make_server(
+        self, figures: "FrontFigures | None", notified: "Notified", grpc: Any, product: "ProductInFronts | None",
         handlers: "Sequence[RouteHandler]",
     ) -> HttpServer:  # fmt: skip
-        """Return the HTTP server with `fronts` front processes."""
+        """Return the HTTP server, which has front processes if there are `figures` of them."""
+        settings, site = self.settings, self.site
+        given: dict[str, Any] = {"log": notified.log, "websockets": site.websockets, "route_handlers": handlers}
+        if figures is None:
+            return HttpServer(site.kserve, site.asgi, notified.observers, **given)
         from weir.fronts.front import FrontConfig
         from weir.fronts.server import FrontMetrics, FrontsPlan, FrontsServer
 
-        settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
         config = FrontConfig(
             settings.http,
             site.access,
             notified.log is not None,
             level,
-            fronts,
+            self.fronts,
             product=None if product is None else product.front,
         )
         plan = FrontsPlan(config, figures, grpc, None if product is None else product.dispatcher)
-        server = FrontsServer(
-            site.kserve, site.asgi, plan, notified.observers, log=notified.log, websockets=site.websockets, route_handlers=handlers
-        )  # fmt: skip
+        server = FrontsServer(site.kserve, site.asgi, plan, notified.observers, **given)
         self._front_rows = lambda: [each._asdict() for each in server.fronts]
         if site.exposition is not None:
             site.exposition.registry.register(FrontMetrics(lambda: server.fronts))
@@ -418,6 +398,27 @@ def _notified(settings: TelemetrySettings, more: Sequence[Observer], product: Pr
         log = HttpLog(get_logger("weir.access"))
     observers += () if product is None else product.observers()
     return Notified(observers, metrics, log)
+
+
+def _manager_of(
+    settings: Settings,
+    observers: Sequence[Observer],
+    kinds: Mapping[str, Any],
+    folder: FolderRepository | None,
+    residency: Residency | None,
+) -> Manager:
+    """Return the manager of the models of `settings` and of `folder`, the model repository. None is started."""
+    make = ServiceMaker(
+        observers,
+        kinds,
+        allow_remote_workers=settings.control.allow_control,
+        allow_tcp_workers=settings.control.control_token_file is None,
+        on_demand=residency,
+    )
+    known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
+    sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
+    load = to_start(settings.repository, residency)
+    return opened_manager(sources, load, make, settings.control.allow_model_files, residency)
 
 
 def _context(
