@@ -25,21 +25,20 @@ import msgspec
 import numpy
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, TooLarge, Unsupported, WeirError, brief
-from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, Form, carry
+from weir.messages import JSON, KSERVE, Form
 from weir.protocols import HttpSettings, KserveSettings
-from weir.protocols.access import CALLER_HEADER, CLASS_HEADER, Access, Control
+from weir.protocols.access import Access, Control
 from weir.protocols.account import Account, charge, charge_values
 from weir.protocols.data_plane import EXTENSIONS, SHARED_MEMORY, RegionStatus, find
-from weir.protocols.entries import CLASS, QueueEntry, class_offset
+from weir.protocols.entries import CLASS, QueueEntry
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
-from weir.protocols.native import RequestHead, RequestOptions, check_length, read_head_for
+from weir.protocols.native import COMMON, RequestHead, RequestOptions, check_length, read_head_for
 from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.protocols.response import (
     JSON_HEADER,
     Headers,
     HttpResponse,
     accepted_coding,
-    coding_of,
     decompress,
     encode_safely,
     error_headers,
@@ -414,16 +413,10 @@ def read_head(
             check_length(value, settings.max_body_size)
         elif name == HEADER_LENGTH:
             head.header_length = _count(value)
-        elif name == CLASS_HEADER:
-            head.class_offset = class_offset(value.decode("latin-1").strip().lower(), "X-Weir-Class")
-        elif name == CALLER_HEADER:
-            head.caller = value.decode()
-        elif name == b"content-encoding":
-            head.coding = coding_of(value.decode("latin-1"))
-        elif name in TRACE_FIELD_NAMES:
-            head.carrier = carry(head.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
         elif name == b"accept-encoding":
             head.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
+        elif name in COMMON:
+            COMMON[name](head, value.decode("latin-1"))
     head.form = head.made_form(KSERVE, KSERVE)
     return head
 

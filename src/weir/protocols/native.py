@@ -6,7 +6,7 @@ and the settings stay the same. entries.py makes queue entries of bodies.
 
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -280,16 +280,21 @@ def _read_accept_coding(options: RequestOptions, value: str) -> None:
     options.accept_coding = accepted_coding(value)
 
 
-_READERS: dict[bytes, Callable[[RequestOptions, str], None]] = {
-    b"x-request-timeout": _read_timeout,
-    b"x-request-priority": _read_priority,
+Readers = Mapping[bytes, Callable[[RequestOptions, str], None]]
+# The headers that have the same meaning in all protocols over HTTP.
+COMMON: Readers = {
     CLASS_HEADER: _read_class,
     CALLER_HEADER: _read_caller,
+    b"content-encoding": _read_coding,
+    **{name: partial(_read_carrier, text) for name, text in TRACE_FIELD_NAMES.items()},
+}
+_READERS: Readers = {
+    **COMMON,
+    b"x-request-timeout": _read_timeout,
+    b"x-request-priority": _read_priority,
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,
-    **{name: partial(_read_carrier, text) for name, text in TRACE_FIELD_NAMES.items()},
-    b"content-encoding": _read_coding,
     b"accept-encoding": _read_accept_coding,
 }
 
