@@ -15,7 +15,7 @@ from weir.app import App
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls
-from weir.frontends.http.application import Added
+from weir.frontends.http.application import AddedEndpoints
 from weir.frontends.http.asgi import HttpEndpoint, answered
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
@@ -67,14 +67,14 @@ class Shop:
     def observers(self) -> Sequence[Observer]:
         return [SilentObserver()]
 
-    def added(self, context: FrontendContext) -> Added:
+    def added(self, context: FrontendContext) -> AddedEndpoints:
         self.registry = context.registry
 
         async def greet(request: Request) -> PlainTextResponse:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
         described = {"operationId": "greet", "summary": "Greet", "responses": {}}
-        return Added([HttpEndpoint("GET", "/welcome", answered(greet), described)])
+        return AddedEndpoints([HttpEndpoint("GET", "/welcome", answered(greet), described)])
 
     def in_fronts(self) -> None:
         return None

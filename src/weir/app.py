@@ -55,8 +55,8 @@ from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.application import (
-    NOTHING,
-    Added,
+    NO_ENDPOINTS,
+    AddedEndpoints,
     InferencePaths,
     NumbersCollector,
     code_of,
@@ -455,7 +455,7 @@ class Site:
         self.context = FrontendContext(
             registry, settings, notified.observers, kserve.control, kserve, manager, end, self.access
         )
-        own = NOTHING if product is None else product.added(self.context)
+        own = NO_ENDPOINTS if product is None else product.added(self.context)
         collectors = () if product is None else product.collectors()
         self.exposition: Exposition | None = None
         if metrics is not None:
@@ -468,7 +468,7 @@ class Site:
         protocols = inference_protocols(kserve)
         self.endpoints = InferencePaths(protocols, own.endpoints)
         self._jobs = jobs = _batch_jobs(settings.jobs, http, self.call, kserve.account, self.endpoints)
-        of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
+        of_jobs = NO_ENDPOINTS if jobs is None else AddedEndpoints(jobs.endpoints(), jobs.begin)
         clients = no_clients if product is None else product.clients
         memory = (lambda: None) if residency is None else residency.memory
         shown = (lambda: None) if jobs is None else jobs.overview
@@ -513,14 +513,14 @@ def _batch_jobs(
     return JobRoutes(context, http, endpoints)
 
 
-def _joined(*parts: Added) -> Added:
+def _joined(*parts: AddedEndpoints) -> AddedEndpoints:
     """Return what all `parts` add. The endpoints of batch jobs come first: a product may answer every other path below /v1."""
 
     def begin() -> None:
         for part in parts:
             part.begin()
 
-    return Added([each for part in parts for each in part.endpoints], begin)
+    return AddedEndpoints([each for part in parts for each in part.endpoints], begin)
 
 
 def folder_of(settings: Settings) -> FolderRepository | None:

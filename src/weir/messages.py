@@ -32,7 +32,7 @@ KSERVE = "application/vnd.kserve.v2+json"
 PACKED = "packed arrays"
 
 
-# Added to the priority of a request that states that it is bulk work: its own priorities order bulk work then.
+# This is added to the priority of a request that states that it is bulk work: its own priorities order bulk work then.
 BULK = -(1 << 40)
 
 

@@ -44,12 +44,12 @@ def test_what_exceeds_the_limit_is_refused_and_not_charged() -> None:
 def test_pressure_is_logged_once() -> None:
     account = made(100)
     account.take(100)
-    assert not account.pressed()
+    assert not account.was_full()
     with pytest.raises(Overloaded):
         account.take(1)
-    assert [account.pressed(), account.pressed()] == [True, False]
+    assert [account.was_full(), account.was_full()] == [True, False]
     account.add(1)  # an answer that is there already
-    assert (account.pressed(), account.held_bytes) == (True, 101)
+    assert (account.was_full(), account.held_bytes) == (True, 101)
 
 
 def test_a_claim_gives_back_what_it_holds_and_has_adopted() -> None:
@@ -156,7 +156,7 @@ def test_bytes_of_one_count_for_all(accounts: tuple[SharedFigures, list[SharedAc
     third.take(5 << 20)
     assert (first.total_bytes, first.held_bytes, third.held_bytes) == (25 << 20, 0, 5 << 20)
     second.add(60 << 20)  # what exists already
-    assert second.over and second.pressed() and first.over
+    assert second.over and second.was_full() and first.over
 
 
 def test_connections_of_one_count_for_all_at_once(accounts: tuple[SharedFigures, list[SharedAccount]]) -> None:

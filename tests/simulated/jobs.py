@@ -32,7 +32,7 @@ from tests.simulated.world import OrderedAccount, Result, SimulatedServer, World
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
-from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
+from weir.frontends.http.application import AddedEndpoints, InferencePaths, inference_protocols, make_app
 from weir.frontends.http.fast.shared import Clocks
 from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
@@ -121,7 +121,7 @@ class _Life:
                 options, ask, settings.max_body_size, context.account, world.no_log, world.wall, self.disk
             )
             jobs = self.jobs = JobRoutes(of_jobs, settings, InferencePaths(protocols))
-            app = make_app(context, added=Added(jobs.endpoints()), protocols=protocols)
+            app = make_app(context, added=AddedEndpoints(jobs.endpoints()), protocols=protocols)
             server = self.server = SimulatedServer(context, app, clocks=Clocks(world.loop.time, world.wall))
             await server.start()
             jobs.begin()

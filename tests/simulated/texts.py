@@ -13,7 +13,7 @@ from tests.simulated.models import ASKED, CODES, RAISED, STATUS, answer_to, happ
 from tests.text_server.text_models import Words
 
 from weir.errors import Draining, InvalidRequest, WeirError
-from weir.frontends.http.application import Added
+from weir.frontends.http.application import AddedEndpoints
 from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.text_models.model import TextEncoder
@@ -160,9 +160,9 @@ class SimulatedTexts:
         add_counted(data, self.counts, self._clients)
 
     @property
-    def added(self) -> Added:
+    def added(self) -> AddedEndpoints:
         """What it adds to HTTP."""
-        return Added([each for api in self._apis for each in api.endpoints()])
+        return AddedEndpoints([each for api in self._apis for each in api.endpoints()])
 
     @property
     def routes(self) -> list[FastTexts]:

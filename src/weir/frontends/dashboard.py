@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from weir._version import __version__
 from weir.errors import WeirError
-from weir.frontends.http.application import Added, code_of
+from weir.frontends.http.application import AddedEndpoints, code_of
 from weir.frontends.http.asgi import HttpEndpoint, answered, as_response
 from weir.messages import Reason, label_of
 from weir.protocols.response import Headers, HttpResponse, encode_safely
@@ -486,7 +486,7 @@ _DESCRIBED = {
 }
 
 
-def make_dashboard(registry: "Models", metrics: Metrics | None, sections: Sections = ONLY_MODELS) -> Added:
+def make_dashboard(registry: "Models", metrics: Metrics | None, sections: Sections = ONLY_MODELS) -> AddedEndpoints:
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
     `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted.
@@ -494,11 +494,11 @@ def make_dashboard(registry: "Models", metrics: Metrics | None, sections: Sectio
     return pages_of(Watch(DashboardSampler(registry, metrics, sections), Ring(), counted=metrics is not None))
 
 
-def pages_of(watch: Watch) -> Added:
+def pages_of(watch: Watch) -> AddedEndpoints:
     """Return the endpoints of a dashboard whose data come from `watch`."""
     found = {"data": _data(watch), **{name: _asset(name) for name in assets() if name != _PAGE}}
     endpoints = [HttpEndpoint("GET", f"/dashboard/{name}", answered(page)) for name, page in found.items()]
-    return Added(
+    return AddedEndpoints(
         [HttpEndpoint("GET", "/dashboard", answered(_asset(_PAGE)), _DESCRIBED), *endpoints], watch.timer.begin
     )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from weir.catalog.manager import Manager
     from weir.frontends.grpc.services import AddedCalls
-    from weir.frontends.http.application import Added
+    from weir.frontends.http.application import AddedEndpoints
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve import KserveContext
@@ -197,7 +197,7 @@ class Product(Protocol):
     def observers(self) -> Sequence[Observer]:
         """Return the product's observers of requests."""
 
-    def added(self, context: FrontendContext) -> "Added":
+    def added(self, context: FrontendContext) -> "AddedEndpoints":
         """Return what the product adds to HTTP. Raises SettingsError for a setting that cannot be served."""
 
     def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":

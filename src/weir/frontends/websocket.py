@@ -60,7 +60,7 @@ TOO_BIG = 1009
 ABNORMAL = 1006  # never sent
 
 # A request that states a timeout does not wait for room. Up to this many times `websocket_in_flight` may be in flight; more are refused at once.
-HASTY_TIMES = 16
+MOST_TIMED = 16
 MOST_UNSENT = 256  # messages in the outbox; with more of them nothing is read
 _log = logging.getLogger("weir.websocket")
 
@@ -257,7 +257,7 @@ class Session:
         if no more requests are accepted.
         """
         if request.parameters.get("timeout"):
-            if self._has_enough(size, HASTY_TIMES):
+            if self._has_enough(size, MOST_TIMED):
                 text = f"{len(self._under_way)} requests are in flight on this connection, which is the limit"
                 raise Overloaded(text, retry_after=1.0)
             return

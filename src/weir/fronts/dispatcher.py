@@ -200,14 +200,14 @@ def _taken_out(block: Any) -> bytes:
 
 
 class FrontsShared(NamedTuple):
-    """The state that all fronts of a server share in the dispatcher. `pressed` gets the number of a model whose arena is full."""
+    """The state that all fronts of a server share in the dispatcher. `arena_full` gets the number of a model whose arena is full."""
 
     catalogue: Catalogue
     account: Account
     observers: Sequence[Observer]
     log: HttpLog | None
     clock: Callable[[], float]
-    pressed: Callable[[int], None]
+    arena_full: Callable[[int], None]
 
 
 class ConnectedFront:
@@ -347,7 +347,7 @@ class ConnectedFront:
     def _want(self, message: WantPlace) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
         if not self._places.want(message, handle):
-            self._shared.pressed(message.model)
+            self._shared.arena_full(message.model)
 
     def _take_back(self, message: PlaceFree) -> None:
         self._places.free(message)
@@ -359,7 +359,7 @@ class ConnectedFront:
         fronts.append(self._places)
         waits = [each.retry(message.memory) for each in fronts]
         if any(waits):
-            self._shared.pressed(message.memory)
+            self._shared.arena_full(message.memory)
 
     def _copy(self, message: WantCopy) -> None:
         self._link.put(self._places.copied(message))

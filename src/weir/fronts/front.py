@@ -455,7 +455,7 @@ class Front:
         await product.drain()
         self._link.put(ProductDrained())
 
-    # What goes on with connections that the fast path leaves: see TakesOver.
+    # What goes on with connections that the fast path leaves: see ConnectionTaker.
 
     def load(self) -> None:
         """Nothing to load."""

@@ -64,7 +64,7 @@ class Account:
     """Counts the bytes and the connections of all clients of one server. It belongs to one event loop."""
 
     __slots__ = (
-        "_lock", "_pressed", "calls", "counters", "held_bytes", "max_bytes", "max_connections", "reading_bytes", "refused", "unpacking",
+        "_full", "_lock", "calls", "counters", "held_bytes", "max_bytes", "max_connections", "reading_bytes", "refused", "unpacking",
     )  # fmt: skip
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -77,7 +77,7 @@ class Account:
         self.calls = 0  # of gRPC that are under way
         self.refused = 0  # how many times bytes were refused
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
-        self._pressed = False
+        self._full = False
 
     def take(self, size_bytes: int) -> None:
         """Charge `size_bytes`. Raises Overloaded if the limit does not allow that now, and TooLarge if it never will; then nothing is charged."""
@@ -105,7 +105,7 @@ class Account:
     def _refusal(self, size_bytes: int, held_bytes: int, body_bytes: int = 0) -> WeirError:
         """Count a refusal of `size_bytes` while `held_bytes` are charged, and return its error. With `body_bytes`, they are the values of such a body."""
         self.refused += 1
-        self._pressed = True
+        self._full = True
         if size_bytes + body_bytes > self.max_bytes:
             what = (
                 f"a body of {body_bytes} bytes and its values take {size_bytes + body_bytes}"
@@ -122,7 +122,7 @@ class Account:
     def add(self, size_bytes: int) -> None:
         """Charge `size_bytes` that exist already, even beyond the limit: a response that the client reads more slowly than it is written."""
         self.held_bytes += size_bytes
-        self._pressed |= self.over
+        self._full |= self.over
 
     def give(self, size_bytes: int) -> None:
         """Give back `size_bytes` that were charged."""
@@ -181,14 +181,14 @@ class Account:
         """Whether even more are open than the reserve may hold: connections of probes, see frontends/http/server.py. A new one is counted, too."""
         return self.connections > self.max_connections + RESERVED * self.sharers
 
-    def press(self) -> None:
+    def note_full(self) -> None:
         """Note that other memory for bodies has reached its limit."""
-        self._pressed = True
+        self._full = True
 
-    def pressed(self) -> bool:
+    def was_full(self) -> bool:
         """Return whether the limit was reached since the last call. Slow clients are then disconnected to make room for others."""
-        pressed, self._pressed = self._pressed, False
-        return pressed
+        full, self._full = self._full, False
+        return full
 
 
 class Claim:

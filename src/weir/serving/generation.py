@@ -66,7 +66,7 @@ class WorkerView(TypedDict):
     kind: str
 
 
-ELSEWHERE: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
+VIEW_DEFAULTS: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
 
 
 class LoadedModel(NamedTuple):
@@ -430,7 +430,7 @@ class Generation:
             "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
             "in_flight_batches": len(batcher.running),
             "workers": [
-                {name: getattr(state, name, ELSEWHERE.get(name)) for name in WorkerView.__annotations__}
+                {name: getattr(state, name, VIEW_DEFAULTS.get(name)) for name in WorkerView.__annotations__}
                 | {"kind": self._workers.kind_of(state.index)}
                 for state in driver.executor.states()
             ],

@@ -18,7 +18,7 @@ from weir.app import App, ServerThread
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext, ProductInFronts
-from weir.frontends.http.application import Added
+from weir.frontends.http.application import AddedEndpoints
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
@@ -54,9 +54,9 @@ def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
     ]
 
 
-def added_by(apis: Sequence[TextApi]) -> Added:
+def added_by(apis: Sequence[TextApi]) -> AddedEndpoints:
     """Return what `apis` add to HTTP."""
-    return Added([each for api in apis for each in api.endpoints()])
+    return AddedEndpoints([each for api in apis for each in api.endpoints()])
 
 
 class EmbeddingProduct:
@@ -107,7 +107,7 @@ class EmbeddingProduct:
             self._padding.models[model.name] = model.run_shapes(served.params["share"])
         return [self._padding]
 
-    def added(self, context: FrontendContext) -> Added:
+    def added(self, context: FrontendContext) -> AddedEndpoints:
         """Return the HTTP endpoints of all protocols of texts. The services of the models must be in the registry."""
         self._context = context
         self._encoders = {

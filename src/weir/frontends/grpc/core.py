@@ -42,7 +42,7 @@ _COUNT_EVERY = 1.0  # least number of seconds between two counts of connections
 _COUNT_SHARE = 100  # a count of connections may take this fraction of the time: 1/100
 
 # While the account is over its limit, clients get only this fraction of the time to read: 1/10.
-_HASTE = 10
+_PATIENCE_DIVISOR = 10
 
 
 class Intake:
@@ -227,7 +227,7 @@ class Unsent:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        late = loop.time() - (self.patience / _HASTE if self._account.over else self.patience)
+        late = loop.time() - (self.patience / _PATIENCE_DIVISOR if self._account.over else self.patience)
         for call, _, since in self._answers.values():
             if since >= late:
                 break

@@ -599,14 +599,14 @@ _SHOWN_TO_PAGES = (
 )  # fmt: skip
 
 
-class Added(NamedTuple):
+class AddedEndpoints(NamedTuple):
     """The parts that a product adds to the application. `begin` is called on the event loop when the server runs."""
 
     endpoints: Sequence[HttpEndpoint] = ()
     begin: Callable[[], None] = lambda: None
 
 
-NOTHING = Added()
+NO_ENDPOINTS = AddedEndpoints()
 
 
 class InferencePaths(Container[str]):
@@ -658,7 +658,7 @@ def make_app(
     metrics: RenderMetrics | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
-    added: Added = NOTHING,
+    added: AddedEndpoints = NO_ENDPOINTS,
     log: HttpLog | None = None,
     protocols: Sequence[HttpProtocol] | None = None,
 ) -> Starlette:

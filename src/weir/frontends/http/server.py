@@ -20,7 +20,7 @@ from weir.frontends.http.fast.connection import Connection, Kept, LoggedConnecti
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.inference import HotKserve, HotNative
 from weir.frontends.http.fast.plan import END_OF_HEAD, RouteHandler
-from weir.frontends.http.fast.shared import REAL_TIME, Clocks, HttpShared, TakesOver
+from weir.frontends.http.fast.shared import REAL_TIME, Clocks, ConnectionTaker, HttpShared
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols import HttpSettings
@@ -101,7 +101,7 @@ class Edge(NamedTuple):
     tls: Callable[[HttpSettings], ssl.SSLContext | None] = tls_context
     connections: tuple[type[Connection], type[LoggedConnection]] = (Connection, LoggedConnection)
     handlers: tuple[type[HotNative], type[HotKserve]] = (HotNative, HotKserve)
-    hand_over: TakesOver | None = None
+    hand_over: ConnectionTaker | None = None
 
 
 ONE_PROCESS = Edge()

@@ -30,7 +30,7 @@ LINGER = 2.0  # seconds; see LingeringClose
 
 
 class Kept(asyncio.BufferedProtocol):
-    """A connection that is not served, and kept for `patience` seconds at most: it implements Swept of shared.py. What arrives is discarded."""
+    """A connection that is not served, and kept for `patience` seconds at most: it implements OpenConnection of shared.py. What arrives is discarded."""
 
     busy = False
 
@@ -592,7 +592,7 @@ class Connection(ResponseWriter):
             return Buffer(plan.length, self.shared.account)
         if plan.length > (most := service.control.arena_bytes - plan.lead):
             raise TooLarge(f"body of {plan.length} bytes: must be at most {most} (arena_bytes)")
-        self.shared.account.press()
+        self.shared.account.note_full()
         raise Overloaded(f"body: the arena has no room for {plan.length} bytes now")
 
     def _skip(self) -> bool:

@@ -103,7 +103,7 @@ class Charged(asyncio.Protocol):
 
 
 class Upgraded(Charged, WebSocketsSansIOProtocol):
-    """One WebSocket. It implements Swept of shared.py."""
+    """One WebSocket. It implements OpenConnection of shared.py."""
 
     busy = False  # websocket.py waits for the requests of its sessions
 

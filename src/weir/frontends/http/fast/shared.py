@@ -72,13 +72,13 @@ class Heads:
 READ_BYTES = 64 << 10
 
 # When the account is full, slow clients get only this fraction of `body_timeout` to send or to read.
-_HASTE = 10
+_PATIENCE_DIVISOR = 10
 
 # At most this many bodies are moved out of the arena to make room for one.
 _MOST_MOVED = 64
 
 
-class Swept(Protocol):
+class OpenConnection(Protocol):
     """A connection of any kind, as the server checks and closes it."""
 
     def sweep(self, now: float) -> None:
@@ -98,7 +98,7 @@ class Swept(Protocol):
         """Whether a request that was accepted has no response yet."""
 
 
-class TakesOver(Protocol):
+class ConnectionTaker(Protocol):
     """Goes on with connections that the fast path leaves: see HandOver."""
 
     def load(self) -> None:
@@ -144,7 +144,7 @@ class HttpShared:
 
     def __init__(
         self, route_handlers: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
-        hand_over: TakesOver, *, clocks: Clocks, access: Access | None = None, account: Account | None = None, log: HttpLog | None = None,
+        hand_over: ConnectionTaker, *, clocks: Clocks, access: Access | None = None, account: Account | None = None, log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self.route_handlers = tuple(route_handlers)
         self.settings = settings
@@ -156,7 +156,7 @@ class HttpShared:
         self.view = memoryview(self._buffer)
         self.heads = Heads()
         self.account = account or Account(settings)
-        self.connections: set[Swept] = self.account.connection_set()
+        self.connections: set[OpenConnection] = self.account.connection_set()
         self.log = log
         self.account.counters.append(self.connections.__len__)
         self.patience = settings.body_timeout  # seconds that a client may take to send a body or to read a response
@@ -174,7 +174,7 @@ class HttpShared:
     def on_second(self) -> None:
         """Update the date, the instant of the sweep and `patience`. Report the transferred bytes to the observers."""
         self.tick = self._clocks.now()
-        self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
+        self.patience = self.settings.body_timeout / (_PATIENCE_DIVISOR if self.account.was_full() else 1)
         self.heads.tick(self._clocks.time_of_day())
         self.tell_observers()
         self.hand_over.on_second(self.heads.date)
