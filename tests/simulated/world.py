@@ -43,7 +43,7 @@ from weir.catalog.registry import Registry
 from weir.errors import WeirError
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
-from weir.frontends.http.application import NOTHING, make_app, make_exposition
+from weir.frontends.http.application import NO_ENDPOINTS, make_app, make_exposition
 from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import Edge, HttpServer, Listening
 from weir.frontends.websocket import WebSockets
@@ -260,7 +260,7 @@ class World:
             words = plan.knows_words
             self.texts = SimulatedTexts(texts, settings, knows_words=words, cut_off=self._texts_cut_off)
         render = partial(counted_requests, make_exposition(self.metrics, registry))
-        added = self.texts.added if self.texts else NOTHING
+        added = self.texts.added if self.texts else NO_ENDPOINTS
         app = make_app(context, metrics=render, websockets=self.websockets, added=added)
         options: dict[str, Any] = {
             "clocks": Clocks(self.loop.time, self.loop.time),
