@@ -536,16 +536,16 @@ class StreamingRun:
         began = perf_counter()
         left, count = course.left, len(course.entries)
         responses = {_checked_index(index, count): answer for index, answer in given.items()}
-        indices = [index for index in responses if index not in left]
-        if not indices:
+        live = [index for index in responses if index not in left]
+        if not live:
             return None
-        entries = [course.entries[index] for index in indices]
-        chosen = [responses[index] for index in indices]
+        entries = [course.entries[index] for index in live]
+        chosen = [responses[index] for index in live]
         last = [isinstance(each, Last) for each in chosen]
         outputs = self._written(batch, entries, [each.answer if isinstance(each, Last) else each for each in chosen])
         kinds = [EventKind.DONE if final else EventKind.PART for final in last]
         events = Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
-        course.ended([index for index, kind in zip(indices, kinds, strict=True) if kind != EventKind.PART])
+        course.ended([index for index, kind in zip(live, events.kinds or (), strict=True) if kind != EventKind.PART])
         batch.postprocess_seconds += perf_counter() - began
         return events
 
