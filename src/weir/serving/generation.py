@@ -30,7 +30,7 @@ from weir.workers.executor import (
     make_executor,
     shortage,
 )
-from weir.workers.run.steps import ResponseWriter
+from weir.workers.run.steps import ResultWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
 from weir.workers.turns import DeviceGroup
@@ -197,7 +197,7 @@ class Generation:
         batcher = Batcher(self.batching, self.policy, self._workers.kind_numbers)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
-        writer = ResponseWriter(self.model, (KeyboardInterrupt,), self.label) if any(hooks) else None
+        writer = ResultWriter(self.model, (KeyboardInterrupt,), self.label) if any(hooks) else None
         hooked = None if writer is None else partial(HookedBatches, hooks, writer)
         start_bulk = capabilities.start_bulk_workers if self._workers.bulk_workers else None
         driver = Driver(

@@ -17,7 +17,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.wire.values import DECODE, decode
 from weir.workers.executor import discard, is_block
-from weir.workers.run.steps import ResponseWriter, copies, model_error, responses_of
+from weir.workers.run.steps import ResultWriter, copies, model_error, responses_of
 from weir.workers.timer import end_tasks
 
 logger = logging.getLogger("weir")
@@ -134,7 +134,7 @@ class HookedBatch:
         for index, response in zip(self._answered(), responses, strict=True):
             self._outputs[index] = response
 
-    def encode(self, writer: ResponseWriter) -> None:
+    def encode(self, writer: ResultWriter) -> None:
         """Encode the responses in the content types that their callers accept. A response that is not as declared, or has no such form,
         becomes a ModelError."""
         for index in self._answered():
@@ -205,7 +205,7 @@ class HookUser(Protocol):
 class HookedBatches:
     """The batches of `user` that are in a hook, wait for a worker, or are at one. `writer` writes the responses after a hook."""
 
-    def __init__(self, hooks: ServiceHooks, writer: ResponseWriter, user: HookUser) -> None:
+    def __init__(self, hooks: ServiceHooks, writer: ResultWriter, user: HookUser) -> None:
         self._before, self._after = hooks
         self._writer = writer
         self._user = user

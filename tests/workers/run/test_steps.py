@@ -461,7 +461,7 @@ def test_a_relative_path_that_is_not_found_says_from_where(file: str, hint: str)
 
 @pytest.mark.parametrize("answer", [math.nan, {"scores": [0.5, -math.inf]}, numpy.array([1.0, math.nan])])
 def test_nan_that_json_writes_as_null_is_logged_once(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    writer = steps.ResponseWriter(Model, (), "scores")
+    writer = steps.ResultWriter(Model, (), "scores")
     assert b"null" in writer.write([None, answer], JSON)[1] and writer.write([answer], JSON)
     assert [each.getMessage() for each in caplog.records] == [
         "'scores' returned NaN or infinity, which JSON has only as null"

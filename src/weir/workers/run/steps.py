@@ -480,7 +480,7 @@ class Reader:
 Write = Callable[..., bytes]
 
 
-class ResponseWriter:
+class ResultWriter:
     """Writes the responses of the models `kind`, by the declared types: JSON, msgpack, bytes and Python values.
 
     It is the one writer of responses: workers use it, and the server for responses that a hook has changed. `label` is the name of the service,
@@ -553,7 +553,7 @@ class ResponseWriter:
         return fault
 
 
-class Writer(ResponseWriter):
+class Writer(ResultWriter):
     """Writes the responses of one model instance, also in the content types that it writes itself (`encode`)."""
 
     def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
