@@ -7,13 +7,14 @@ from tests.documentation.pages import ROOT, table
 from tests.rings import subcases
 from tests.text_models.late_models import CASES
 from tests.text_models.runtime.references import CLASSIFIERS, ENCODERS, FAMILIES, LABELLERS, READS, SPARSE
+from tests.text_models.tiny_towers import KINDS
 
 from weir.text_models.checkpoint.families import FAMILIES as SERVED
 
 PAGE = ROOT / "docs" / "reference" / "supported-text-models.md"
 # The families that tests compare, by column; yes or no: tests/text_models/graph/test_heads.py.
 COMPARED = {
-    "vectors": {*FAMILIES, *ENCODERS}, "scores and labels": {*CLASSIFIERS, *READS}, "labels of tokens": set(LABELLERS), "SPLADE": set(SPARSE),
+    "vectors": {*FAMILIES, *ENCODERS, *KINDS}, "scores and labels": {*CLASSIFIERS, *READS}, "labels of tokens": set(LABELLERS), "SPLADE": set(SPARSE),
     "late interaction": {case.partition(",")[0] for case in CASES}, "yes or no": {"qwen2", "qwen3"},
 }  # fmt: skip
 # What tests call a model_type, where they call it something else.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.text_models.runtime import EVERY, GAIN, TRIES, Inputs, Widths, device_for, free_memory, widened
+from weir.text_models.runtime import EVERY, GAIN, TRIES, Inputs, Pixels, Widths, device_for, free_memory, widened
 
 TWO = [10, 90]  # bytes that are free
 
@@ -66,11 +66,11 @@ class Part:
     def __init__(self, computer: Computer | None, threads: int, most: int = 64) -> None:
         self.computer, self.threads, self.most = computer, threads, most
 
-    def run(self, inputs: Inputs, poolings: Any = ()) -> Any:
+    def run(self, inputs: Inputs | Pixels, poolings: Any = ()) -> Any:
         assert self.computer is not None
         self.computer.used.append(self.threads)
-        self.computer.now += self.computer.seconds[self.threads, inputs.ids.size]
-        return [inputs.ids]
+        self.computer.now += self.computer.seconds[self.threads, inputs[0].size]
+        return [inputs[0]]
 
     def widened(self, threads: int) -> "Part | None":
         return Part(self.computer, threads) if threads <= self.most else None

@@ -122,7 +122,7 @@ def model(
     vocabulary_of = family if family in FAMILIES else "bert"
     vocabulary = tiny_tokens.write(directory, vocabulary_of) if tokenizer else tiny_tokens.size(vocabulary_of)
     settings = configuration(family, layers, labels, vocabulary) | config
-    _write(directory / "config.json", settings)
+    write(directory / "config.json", settings)
     save(directory / "model.safetensors", weights(family, settings, labels, pooler, seed), kind)
     return directory
 
@@ -144,12 +144,12 @@ def sentence_files(
 ) -> Path:  # fmt: skip
     """Write what sentence-transformers puts beside a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    _write(directory / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN, "pooling_mode": pooling})
+    write(directory / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN, "pooling_mode": pooling})
     if dense:
         modules.append(("2_Dense", "Dense"))
         shape = {"in_features": HIDDEN, "out_features": dense, "bias": True, "use_residual": residual}
         activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
-        _write(directory / "2_Dense" / "config.json", shape | activation)
+        write(directory / "2_Dense" / "config.json", shape | activation)
         random = np.random.default_rng(7)
         layer = {"linear.weight": _random(random, (dense, HIDDEN)), "linear.bias": _random(random, (dense,))}
         if residual:
@@ -163,16 +163,21 @@ def sentence_files(
         {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for place, (path, kind) in enumerate(modules)
     ]
-    _write(directory / "modules.json", named)
-    _write(directory / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    write(directory / "modules.json", named)
+    write(directory / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     settings = {"prompts": prompts or {}, "default_prompt_name": None, "truncate_dim": truncate_dim}
-    _write(directory / "config_sentence_transformers.json", settings)
+    write(directory / "config_sentence_transformers.json", settings)
     return directory
+
+
+def read(path: Path) -> Any:
+    """Return what a JSON file holds."""
+    return json.loads(path.read_text())
 
 
 def change(path: Path, **values: Any) -> Path:
     """Change keys of a JSON file, and return its folder; None takes one out."""
-    now = json.loads(path.read_text()) | values
+    now = read(path) | values
     path.write_text(json.dumps({key: value for key, value in now.items() if value is not None}))
     return path.parent
 
@@ -262,6 +267,7 @@ def _random(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.f
     return random.normal(0, 0.15, shape).astype(np.float32)
 
 
-def _write(path: Path, value: Any) -> None:
+def write(path: Path, value: Any) -> None:
+    """Write a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1))

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = """
 First do it, then do it right, then do it better. A weir holds the water back until there is enough of it, and lets it go at once.
@@ -57,7 +57,7 @@ def size(family: str) -> int:
 
 CLASSES = {
     "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
-    "mpnet": "MPNetTokenizer",
+    "mpnet": "MPNetTokenizer", "clip": "CLIPTokenizer", "siglip": "SiglipTokenizer",
 }  # fmt: skip
 
 
@@ -67,6 +67,10 @@ def made_for(family: str) -> tuple[Any, dict[str, Any]]:
         return _wordpiece(SQUARE, "[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]")
     if family == "mpnet":
         return _wordpiece([*ANGLE, "[UNK]", "<mask>"], "<s>", "</s>", "[UNK]", "<pad>", "<mask>")
+    if family == "clip":
+        return _words_of_bytes()
+    if family == "siglip":
+        return _without_beginning(_unigram()[0])
     return _bytes() if family == "roberta" else _unigram()
 
 
@@ -124,6 +128,37 @@ def _unigram() -> tuple[Any, dict[str, Any]]:
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     made.decoder = decoders.Metaspace()
     return _finished(made, "<s>", "</s>", "<unk>", "<pad>", "<mask>", {})
+
+
+def _words_of_bytes() -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of CLIP's kind: lower case, words that end in </w>, and the two special tokens behind all others."""
+    made = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"), "removed", invert=True)
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
+    sizes: dict[str, Any] = {
+        "vocab_size": 700,
+        "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
+        "show_progress": False,
+    }
+    made.train_from_iterator(CORPUS.split("\n"), trainers.BpeTrainer(end_of_word_suffix="</w>", **sizes))
+    begin, end = "<|startoftext|>", "<|endoftext|>"
+    made.add_special_tokens([begin, end])
+    size = made.get_vocab_size()
+    made.post_processor = processors.RobertaProcessing(
+        (end, size - 1), (begin, size - 2), trim_offsets=False, add_prefix_space=False
+    )
+    return made, {"bos_token": begin, "eos_token": end, "unk_token": end, "pad_token": end}
+
+
+def _without_beginning(made: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of SigLIP's kind: a text ends in the token that it is filled up with."""
+    end = [("</s>", made.token_to_id("</s>"))]
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=end)
+    return made, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
 
 
 def _finished(

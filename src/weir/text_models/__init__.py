@@ -24,6 +24,7 @@ class Pooling(Enum):
     CLS = "cls"  # the first token
     SEP = "sep"  # the last token
     POOLER = "pooler"  # the model's own dense layer and tanh on the first token
+    PROJECTION = "projection"  # the model's own matrix on the token at the end, into the space that texts share with images (CLIP, SigLIP)
     CLASSIFICATION = "classification"  # the softmax of the model's classifier
     REGRESSION = "regression"  # the sigmoid of the model's classifier
     LOGITS = "logits"  # the numbers of the model's classifier as they are, from which scores and labels are made
@@ -42,6 +43,7 @@ OF_SPECIAL_TOKENS = (
     Pooling.CLS,
     Pooling.SEP,
     Pooling.POOLER,
+    Pooling.PROJECTION,
     Pooling.CLASSIFICATION,
     Pooling.REGRESSION,
     Pooling.LOGITS,
@@ -54,7 +56,7 @@ NEVER_NORMALIZED = (*OF_TOKENS, Pooling.CLASSIFICATION, Pooling.REGRESSION, Pool
 # These use the model's own head, which was trained on the last layer: they read that layer, whichever layers the recipe names.
 WITH_CLASSIFIER = (Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
 WITH_HEAD = (Pooling.SPARSE, Pooling.TOKENS, Pooling.TOKEN_LOGITS, Pooling.YES_NO)
-OF_LAST_LAYER = (Pooling.POOLER, *WITH_CLASSIFIER, *WITH_HEAD)
+OF_LAST_LAYER = (Pooling.POOLER, Pooling.PROJECTION, *WITH_CLASSIFIER, *WITH_HEAD)
 # These give vectors of tokens or the output of a head. The dense layers of sentence-transformers are not applied to them, and they cannot be
 # joined with other poolings.
 NOT_JOINED = (Pooling.NONE, *OF_LAST_LAYER)
@@ -94,6 +96,7 @@ class Recipe:
         joined: further poolings, whose results are appended to that of `pooling`.
         window: consecutive tokens in each mean of the hierarchical pooling. A shorter text has one mean.
         further: further poolings, each a result of its own that the same pass makes where a text asks for it; see `further_poolings`.
+        images: the vectors are those of images, which the model's vision tower computes; `precision`, `dimensions` and `normalize` hold for them.
     """
 
     pooling: Pooling
@@ -106,6 +109,7 @@ class Recipe:
     joined: tuple[Pooling, ...] = ()
     window: int = WINDOW
     further: tuple[Pooling, ...] = ()
+    images: bool = False
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:

@@ -5,6 +5,7 @@ Texts are tokenized, texts of similar length are computed together, and shorter 
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, ModelError
+from weir.images import ImageLimits, Picture
 from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.text_models import (
@@ -33,6 +35,7 @@ from weir.text_models.runtime import (
     AUTO,
     CPU,
     Inputs,
+    Pixels,
     Widths,
     device_of,
     may_use_gpu,
@@ -41,7 +44,17 @@ from weir.text_models.runtime import (
     wanted_device,
     widened,
 )
-from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, TokenRule, Tokens, Words
+from weir.text_models.texts import (
+    IMAGE,
+    EncodedImage,
+    Ids,
+    PlainText,
+    TextItem,
+    TextOutput,
+    TokenRule,
+    Tokens,
+    Words,
+)
 from weir.wire.schema import any_of
 from weir.wire.values import encode
 
@@ -54,6 +67,7 @@ if TYPE_CHECKING:
 # Tokens of one run of the network. On a CPU larger runs gain nothing; on a GPU smaller ones are slower per text.
 RUN_TOKENS_CPU, RUN_TOKENS_GPU = 512, 16384
 BYTES_PER_TOKEN = 4  # of ordinary English
+DEFAULT_IMAGES = ImageLimits()
 _OWN = ""  # the output of a text that asks for none
 _OUTPUTS = {Pooling.SPARSE: TextOutput.SPARSE, Pooling.TOKENS: TextOutput.TOKENS, Pooling.NONE: TextOutput.TOKENS}
 _NO_OUTPUT = (*WITH_CLASSIFIER, Pooling.TOKEN_LOGITS, Pooling.YES_NO)
@@ -63,16 +77,17 @@ class TextEncoder(Model):
     """A sentence encoder from a directory in the layout of Hugging Face or sentence-transformers.
 
     An item is `Tokens` or a text: a string, a list of words, a list of token ids with special tokens, or a pair. A pair is a tuple of two strings in Python,
-    and elsewhere an object with `text` and `pair`. An item of the content type application/octet-stream is token ids, int32 little-endian. The output is a
-    vector, or with the pooling `none` a list of vectors, one for each token.
+    and elsewhere an object with `text` and `pair`. An item of the content type application/octet-stream is token ids, int32 little-endian. A model of texts and
+    images also takes a Picture. The output is a vector, or with the pooling `none` a list of vectors, one for each token.
 
     Args:
         directory: the model's directory.
         text: how the vector of a text is computed.
         computing: with what, and where.
         share: the worker's share of the machine.
+        images: what an image may be, for a model that reads images.
 
-    A table of names and values, as a command line or a file has them, may take the place of each of the three. Raises SettingsError, here or when it is loaded, naming the file or the setting and the rule.
+    A table of names and values, as a command line or a file has them, may take the place of each of them. Raises SettingsError, here or when it is loaded, naming the file or the setting and the rule.
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
@@ -90,11 +105,13 @@ class TextEncoder(Model):
         text: TextSettings | Mapping[str, Any] = DEFAULT_TEXT,
         computing: ComputingSettings | Mapping[str, Any] = DEFAULT_COMPUTING,
         share: WorkerShare | Mapping[str, Any] = ALONE,
+        images: ImageLimits | Mapping[str, Any] = DEFAULT_IMAGES,
     ) -> None:
         self.directory = Path(directory)
         self.text = TextSettings(**text) if isinstance(text, Mapping) else text
         self.computing = ComputingSettings(**computing) if isinstance(computing, Mapping) else computing
         self.share = WorkerShare(**share) if isinstance(share, Mapping) else share
+        self.images = ImageLimits(**images) if isinstance(images, Mapping) else images
         self.run_tokens = self.computing.run_tokens or self.share.run_tokens
         self._files: ModelFiles
         self._recipe: Recipe
@@ -104,6 +121,8 @@ class TextEncoder(Model):
         self._reader: ItemReader
         self._runtime: Runtime | None = None
         self._widths: Widths | None = None
+        self._vision: Runtime | None = None
+        self._vision_widths: Widths | None = None
 
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
@@ -129,35 +148,74 @@ class TextEncoder(Model):
             self._skipped_ids = np.array(sorted(tokenizer.late.skipped), np.int64)
             self._filling = None if late.attends else tokenizer.late.filling
         if self.share.threads == 1 and not self.computing.compile and not may_use_gpu(self.computing.device_map):
-            self._runtime = self._open(CPU)
+            self._open(CPU)
 
     def _open(self, device: str) -> "Runtime":
-        return open_runtime(self._files.checkpoint, self._recipe, self.computing, self.share, device)
+        """Open the tower for images too, if there is one; return the runtime of texts."""
+        checkpoint, recipe = self._files.checkpoint, self._recipe
+        towers = [recipe] if checkpoint.vision is None else [recipe, replace(recipe, images=True)]
+        runtimes = [open_runtime(checkpoint, each, self.computing, self.share, device) for each in towers]
+        self._runtime, self._vision = runtimes[0], runtimes[1] if len(towers) > 1 else None
+        return self._runtime
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet. Raises SettingsError if a GPU was asked for and cannot be used."""
         device, share = device_of(self.computing, self.worker_index), self.share
-        if self._runtime is None:
-            self._runtime = self._open(device)
+        runtime = self._runtime or self._open(device)
         wanted = wanted_device(self.computing.device_map, self.worker_index)
-        if self._runtime.device != device and wanted != AUTO:
+        if runtime.device != device and wanted != AUTO:
             raise no_gpu(wanted, 0)
-        if share.lone_threads > share.threads and self._runtime.device == CPU:
-            self._widths = widened(self._runtime, share.threads, share.lone_threads)
+        if share.lone_threads > share.threads and runtime.device == CPU:
+            self._widths = widened(runtime, share.threads, share.lone_threads)
+            if self._vision is not None:
+                self._vision_widths = widened(self._vision, share.threads, share.lone_threads)
         if self.run_tokens is None:
-            self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
+            self.run_tokens = RUN_TOKENS_CPU if runtime.device == CPU else RUN_TOKENS_GPU
 
     def preprocess_batch(self, items: list[Any]) -> list[Any]:
-        """Return the TokenIds of each item, or an InvalidRequest in its place."""
-        return self._reader.read(items)
+        """Return the TokenIds of each text, the numbers of each image as Preparation makes them, or an InvalidRequest in the place of an item."""
+        images = [image_of(item) for item in items]
+        texts = iter(self._reader.read([item for item, image in zip(items, images, strict=True) if image is None]))
+        return [next(texts) if image is None else self._prepared(image) for image in images]
 
-    def predict(self, batch: "list[TokenIds]") -> list[Any]:
-        """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
+    def _prepared(self, image: bytes) -> NDArray[np.float32] | InvalidRequest:
+        vision = self._files.checkpoint.vision
+        if vision is None or vision.preparation is None:
+            return InvalidRequest("an image: the model reads only texts")
+        try:
+            return vision.preparation.prepare(image, self.images)
+        except InvalidRequest as error:
+            return error
+
+    def predict(self, batch: "list[TokenIds | NDArray[np.float32]]") -> list[Any]:
+        """Return the vector of each text and image, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
 
         Of a text that asks for outputs, see Tokens, it is a tuple with the result of each; one pass makes them all. Texts of similar length are computed
         together, so that there is little padding. Of a pair of late interaction it is the score [1]. A text for which the network computes
         numbers that are not finite gets a ModelError.
         """
+        images = [each for each in batch if isinstance(each, np.ndarray)]
+        texts = iter(self._of_texts([each for each in batch if isinstance(each, TokenIds)]))
+        if not images:
+            return list(texts)
+        vectors = iter(self._of_images(images))
+        return [next(vectors) if isinstance(each, np.ndarray) else next(texts) for each in batch]
+
+    def _of_images(self, images: list[NDArray[np.float32]]) -> list[Any]:
+        vision = self._files.checkpoint.vision
+        assert vision is not None and self._vision is not None
+        several = max((self.run_tokens or 1) // vision.image_tokens, 1)
+        vectors: list[Any] = []
+        for start in range(0, len(images), several):
+            pixels = Pixels(np.stack(images[start : start + several]))
+            if self._vision_widths is not None and self._share > 1:
+                (found,) = self._vision_widths.run(self._share * self.share.threads, pixels)
+            else:
+                (found,) = self._vision.run(pixels)
+            vectors += [vector if np.isfinite(vector).all() else _not_finite("image") for vector in found]
+        return vectors
+
+    def _of_texts(self, batch: "list[TokenIds]") -> list[Any]:
         if self._late is None:
             return self._computed(batch)
         parts: dict[tuple[bytes, bool], TokenIds] = {}
@@ -203,9 +261,7 @@ class TextEncoder(Model):
             odd = _rows_not_finite(results, texts)
             for row, (place, text) in enumerate(zip(places, texts, strict=True)):
                 if row in odd:
-                    answers[place] = ModelError(
-                        "the model computed NaN or infinite numbers for this text, must be finite: a wider dtype may help"
-                    )
+                    answers[place] = _not_finite("text")
                     continue
                 found = [
                     self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
@@ -247,6 +303,20 @@ class TextEncoder(Model):
         return Measure(cost=float(estimated_tokens(item)))
 
 
+def _not_finite(kind: str) -> ModelError:
+    rule = "must be finite: a wider dtype may help"
+    return ModelError(f"the model computed NaN or infinite numbers for this {kind}, {rule}")
+
+
+def image_of(item: Any) -> bytes | None:
+    """Return the encoded image that an item is, as a Picture or in the plain form of EncodedImage; None for a text."""
+    if isinstance(item, Picture):
+        return item.data
+    if isinstance(item, tuple) and len(item) == 2 and item[0] == IMAGE and not isinstance(item[1], str):
+        return bytes(item[1])
+    return None
+
+
 def _rows_not_finite(results: Sequence[NDArray[Any]], texts: "Sequence[TokenIds]") -> set[int]:
     """Return the rows of the texts for which the network has computed NaN or infinite numbers. Those of padding do not count.
 
@@ -262,7 +332,9 @@ def _rows_not_finite(results: Sequence[NDArray[Any]], texts: "Sequence[TokenIds]
 
 
 def estimated_tokens(item: Any) -> int:
-    """Return how many tokens `item` has, at least 1: exact for tokens and token ids, an estimate for texts."""
+    """Return how many tokens `item` has, at least 1: exact for tokens, token ids and encoded images, an estimate for texts."""
+    if isinstance(item, EncodedImage):
+        return item.tokens
     if isinstance(item, Tokens):
         return max(len(item.ids) // 4, 1)
     if isinstance(item, (bytes, bytearray, memoryview)):

@@ -149,9 +149,14 @@ def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str | None =
         raise SettingsError(f"pooling='pooler': {checkpoint.directory} has no weights of a pooler")
     if recipe.pooling in WITH_CLASSIFIER and not architecture.labels:
         raise SettingsError(f"pooling={recipe.pooling.value!r}: {checkpoint.directory} has no weights of a classifier")
+    if (recipe.pooling is Pooling.PROJECTION) != (architecture.projection_size > 0):
+        rule = "only a model of texts and images has projection, and it has no other"
+        raise SettingsError(f"pooling={recipe.pooling.value!r}: {checkpoint.directory}: {rule}")
     size = architecture.hidden_size * len(layers) * (len(recipe.poolings) + recipe.poolings.count(Pooling.MEAN_MAX))
     if recipe.pooling in WITH_CLASSIFIER:
         size = architecture.labels
+    if recipe.pooling is Pooling.PROJECTION:
+        size = architecture.projection_size
     if recipe.pooling in WITH_HEAD:
         size = _size_of_head(checkpoint, recipe)
     size = _after_dense(checkpoint, recipe, size)

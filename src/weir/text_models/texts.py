@@ -11,11 +11,12 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta, Struct
 
 from weir.errors import InvalidRequest, SettingsError
+from weir.images import Picture
 from weir.text_models.late_interaction import LateInteraction
 from weir.wire.schema import any_of
 
-# A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens.
-Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
+# A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens; or an image, where the model reads images.
+Text = str | tuple[str, str] | Sequence[str] | Sequence[int] | Picture
 
 # The fields of requests and responses, as OpenAPI describes them. Some rules are only described here: what reads the field says more of them.
 PlainText = Annotated[str, Meta(min_length=1, description="a text")]
@@ -109,6 +110,25 @@ class Tokens(NamedTuple):
         return (self.ids, self.second) if self.second else self.ids
 
 
+IMAGE = "image"
+
+
+class EncodedImage(NamedTuple):
+    """An encoded image, as an item that waits in the queue for the model.
+
+    Attributes:
+        data: the bytes of an image file.
+        tokens: how many tokens the model computes for it: one for each patch, and one for the whole where the model has it.
+    """
+
+    data: bytes
+    tokens: int
+
+    def as_plain(self) -> tuple[str, bytes]:
+        """Return the form that is sent to a worker."""
+        return IMAGE, self.data
+
+
 class Tokenized(NamedTuple):
     """The tokens of one text, or of a piece of it.
 
@@ -169,6 +189,7 @@ class TokenizerOptions:
         prompt: the text that is put before every string that is not part of a pair; None for the default prompt of the model's files, "" for none.
         late: a text is a query or a document of late interaction, and a pair is one of each, with the tokens of both one after the other.
         judges: a pair is a query and a document, about which the model is asked whether one answers the other; see JUDGE_BEFORE.
+        fill: texts are filled up to the greatest length with padding that counts as text, as SigLIP was trained.
     """
 
     lowercase: bool | None = None
@@ -180,6 +201,7 @@ class TokenizerOptions:
     prompt: str | None = None
     judges: bool = False
     late: LateInteraction | None = None
+    fill: bool = False
 
 
 NO_TOKENIZER_OPTIONS = TokenizerOptions()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
+from weir.text_models.formats import read_optional
 from weir.text_models.late_interaction import QUERY, LateTokens
 from weir.text_models.texts import (
     JUDGE_AFTER,
@@ -41,6 +42,7 @@ from weir.text_models.tokenizer_files import (
     read_template,
     read_type_lead,
     sample_text,
+    special_tokens,
 )
 
 MOST_WORDS = 1 << 14  # that are remembered, about 4 MB; then all are forgotten
@@ -207,6 +209,7 @@ class Tokenizer:
         type_lead: how many special tokens before the second text of a pair have the type of that text; None if the model is given no types.
         cls_id, sep_id: the first and the last special token around one text; -1 if there is none.
         pad_id: the padding token; 0 if the vocabulary has none.
+        fill_id: the token that texts are filled up with, see `TokenizerOptions.fill`; -1 if they are not.
         special_ids: the ids of all special tokens.
         unweighted_ids: the special tokens that are no terms of a text: those around texts, padding, and the unknown token. A mask is one.
     """
@@ -250,10 +253,19 @@ class Tokenizer:
         if error := self._without_row(self.template):
             raise SettingsError(f"{directory}: the tokenizer adds to every text {error}: they are of different models")
         self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
+        self.fill_id = self._padding() if options.fill else -1
         self.late = self._late_tokens(options)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         around = {*self.full_template.first, *self.full_template.last}
         self.unweighted_ids = self.special_ids & {*around, self.pad_id, self._unknown}
+
+    def _padding(self) -> int:
+        """Return the id of the token that the files call padding. Raises SettingsError if the vocabulary lacks it."""
+        config = read_optional(self.directory / "tokenizer_config.json")
+        name = special_tokens(self.directory, config, {"pad": "<pad>"})["pad"]
+        if name not in self.vocabulary:
+            raise SettingsError(f"{config.path}: pad_token={name!r}: must be a token: texts are filled up with it")
+        return self.vocabulary[name]
 
     def _late_tokens(self, options: TokenizerOptions) -> LateTokens | None:
         if options.late is None:
@@ -294,7 +306,13 @@ class Tokenizer:
     def _one_at_once(self, text: str, rule: TokenRule) -> Tokenized | InvalidRequest | None:
         """Return the tokens of a text by its words alone, as most are; None if it may be a pair, or must be tokenized as a whole."""
         words = self._known_words
-        if words is None or self.separator is not None or rule.whole_words or self.late is not None:
+        if (
+            words is None
+            or self.separator is not None
+            or rule.whole_words
+            or self.late is not None
+            or self.fill_id >= 0
+        ):
             return None
         prompt = self.options.prompt if rule.prompt is None else rule.prompt
         packed = words.packed(prompt + text if prompt else text, NEW_AT_ONCE)
@@ -385,7 +403,7 @@ class Tokenizer:
             raise InvalidRequest(f"max_length={max_length}: must leave room for text as well as the special tokens")
         pieces = split_ids(longer.ids, longer.words, room)
         if not pair:
-            return [Tokenized(pack_ids([*template.first, *piece, *template.last])) for piece in pieces]
+            return [self._filled([*template.first, *piece, *template.last], max_length) for piece in pieces]
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
         return [_pack_pair(template, *each, len(kept) < len(other)) for each in pairs]
 
@@ -628,9 +646,15 @@ class Tokenizer:
                 if ready
                 else [*template.first, *_kept(first, room, left), *template.last]
             )
-            return Tokenized(pack_ids(ids), 0, length > room, ready and self._is_foreign(first, max_length))
+            is_foreign = ready and self._is_foreign(first, max_length)
+            return self._filled(ids, max_length)._replace(truncated=length > room, foreign=is_foreign)
         keep, other = pair_lengths(len(first), len(parts[1]), room)
         return _pack_pair(template, _kept(first, keep, left), _kept(parts[1], other, left), length > room)
+
+    def _filled(self, ids: list[int], length: int) -> Tokenized:
+        """Return a single text of these tokens, filled up to `length` tokens if the options state that."""
+        missing = 0 if self.fill_id < 0 else length - len(ids)
+        return Tokenized(pack_ids([*ids, *[self.fill_id] * missing]))
 
     def _is_foreign(self, ids: list[int], max_length: int) -> bool:
         """Return whether the ids seem to be those of another tokenizer: decoded to a text and tokenized again, they differ.

@@ -172,7 +172,7 @@ def from_wordpiece(directory: Path, config: JsonDocument, options: TokenizerOpti
         lines.pop()
     vocabulary = {token: number for number, token in enumerate(lines)}
     is_bert = BERT_SPECIAL_TOKENS["cls"] in vocabulary
-    special = _special_tokens(
+    special = special_tokens(
         directory, config, BERT_SPECIAL_TOKENS if is_bert else ROBERTA_SPECIAL_TOKENS | {"unk": "[UNK]"}
     )
     _check_special_tokens(path, vocabulary, special)
@@ -203,14 +203,14 @@ def from_bpe(directory: Path, config: JsonDocument) -> Any:
         if type(number) is not int or number < 0:
             raise SettingsError(f"{directory / 'vocab.json'}: {token!r} has the id {number!r}: must be a whole number")
     tokenizer = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
-    special = _special_tokens(directory, config, ROBERTA_SPECIAL_TOKENS)
+    special = special_tokens(directory, config, ROBERTA_SPECIAL_TOKENS)
     _check_special_tokens(directory / "vocab.json", vocabulary, special)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.switch("add_prefix_space"))
     tokenizer.decoder = decoders.ByteLevel()
     return _add_special_tokens(tokenizer, vocabulary, special, like_roberta=True)
 
 
-def _special_tokens(directory: Path, config: JsonDocument, defaults: dict[str, str]) -> dict[str, str]:
+def special_tokens(directory: Path, config: JsonDocument, defaults: dict[str, str]) -> dict[str, str]:
     """Return the special tokens by role: from special_tokens_map.json, else from tokenizer_config.json (`config`), else from `defaults`."""
     mapped = read_optional(directory / "special_tokens_map.json").values
     special = {}
@@ -254,6 +254,10 @@ def _add_special_tokens(
 
 
 JSON = "tokenizer.json"
+SIGLIP = (
+    "SiglipTokenizer",
+    "SiglipTokenizerFast",
+)  # these classes leave out punctuation, as SigLIP was trained; SigLIP 2 reads it
 NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these classes use tokenizer.json as it is
 
 
@@ -281,9 +285,23 @@ def load_tokenizer(directory: Path, options: TokenizerOptions) -> Any:
             f"lowercase={options.lowercase}: {directory} has no tokenizer of BERT's kind: its case cannot be chosen"
         )
     if options.lowercase_text:
-        lower = tokenizers.normalizers.Lowercase()
-        tokenizer.normalizer = lower if normalizer is None else tokenizers.normalizers.Sequence([lower, normalizer])
+        steps = [tokenizers.normalizers.Lowercase()]
+        if config.values.get("tokenizer_class") in SIGLIP:
+            steps += _without_punctuation()
+        own = [] if normalizer is None else [normalizer]
+        tokenizer.normalizer = tokenizers.normalizers.Sequence([*steps, *own])
     return tokenizer
+
+
+def _without_punctuation() -> list[Any]:
+    """Return the steps that leave out ASCII punctuation, and then all spaces but one between two words."""
+    from tokenizers import Regex, normalizers
+
+    return [
+        normalizers.Replace(Regex("[!-/:-@\\[-`{-~]"), ""),
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(),
+    ]
 
 
 def _read(directory: Path, config: JsonDocument, options: TokenizerOptions) -> Any:

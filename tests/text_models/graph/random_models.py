@@ -30,7 +30,8 @@ def cases(family: str) -> list[Case]:
         if not (family == "distilbert" and pooling is Pooling.POOLER)
         and pooling is not Pooling.HIERARCHICAL  # no library has it: test_building.py
         and pooling is not Pooling.LOGITS  # what the other heads are made of
-        and pooling not in WITH_HEAD  # heads of their own, which these models lack: test_heads.py
+        and pooling
+        not in (*WITH_HEAD, Pooling.PROJECTION)  # heads of their own, which these models lack: test_heads.py
     ]
     masked = (Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.MEAN_MAX, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT)
     found += [Case(f"{pooling.value} without special tokens", Recipe(pooling, mask_special=True)) for pooling in masked]

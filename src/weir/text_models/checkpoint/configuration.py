@@ -392,9 +392,27 @@ def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     )
 
 
+def _read_text_tower(config: JsonDocument, known: dict[str, Any]) -> Architecture:
+    """Read the text tower of CLIP or SigLIP, whose configuration has no defaults left (see towers.py)."""
+    return Architecture(
+        **known,
+        max_length=config.integer("max_position_embeddings"),
+        type_vocab_size=0,
+        epsilon=config.number("layer_norm_eps", default=1e-5),
+        activation=config.text("hidden_act"),
+        order="pre",
+        final_norm=True,
+        causal=known["family"] == "clip",
+        projection_size=config.integer("projection_dim"),
+        # The first configurations state 2, and mean the token with the highest id.
+        end_id=-1 if config.values.get("eos_token_id") == 2 else config.integer("eos_token_id", least=0),
+    )
+
+
 # What EuroBERT's classifier reads, by classifier_pooling: "late" computes a number for each token, and their mean.
 EUROBERT_READS = {"bos": Pooling.CLS, "mean": Pooling.MEAN, "late": Pooling.NONE}
 READERS: Mapping[str, Callable[[JsonDocument, dict[str, Any]], Architecture]] = {
     "deberta-v2": _read_deberta, "modernbert": _read_modernbert, "nomic-bert": _read_nomic, NOMIC_PLAIN: _read_nomic, "gte": _read_gte,
     JINA: _read_jina, JINA_CODE: _read_jina, **dict.fromkeys(DECODERS, _read_decoder), "llama": _read_llama, "eurobert": _read_eurobert,
+    "clip": _read_text_tower, "siglip": _read_text_tower,
 }  # fmt: skip

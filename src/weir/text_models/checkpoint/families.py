@@ -114,6 +114,9 @@ class Architecture:
         classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), the mean (ModernBERT may), or with
             NONE each token, of whose numbers the mean counts (EuroBERT).
         passed_over: the token that does not count as the last one for a classifier, as it is padding wherever it stands; -1 for none.
+        projection_size: how many numbers a vector has in the space that texts and images share; 0 for a model of texts alone.
+        end_id: the token at whose first place CLIP's projection reads a text; -1: the token with the highest id.
+        patch_size: the side of a patch of an image, in pixels; 0 for texts.
     """
 
     family: str
@@ -152,6 +155,9 @@ class Architecture:
     experts: Experts | None = None
     classifier_reads: Pooling = Pooling.CLS
     passed_over: int = -1
+    projection_size: int = 0
+    end_id: int = -1
+    patch_size: int = 0
 
     @property
     def like_bert(self) -> bool:
@@ -203,6 +209,8 @@ FAMILIES = {
     "llama": "llama",
     "llama_bidirec": "llama",
     "mistral": "mistral",
+    "clip": "clip",
+    "siglip": "siglip",
 }
 MODEL2VEC = "model2vec"  # the model_type of one that is not among FAMILIES, as it has no network
 STATIC = "static"  # a table alone, see StaticStore
@@ -223,7 +231,12 @@ SIZES = {
 }
 
 WORDS = "embeddings.word_embeddings.weight"
-WORD_NAMES = (WORDS, "embeddings.tok_embeddings.weight", "embed_tokens.weight")
+WORD_NAMES = (
+    WORDS,
+    "embeddings.tok_embeddings.weight",
+    "embed_tokens.weight",
+    "text_model.embeddings.token_embedding.weight",
+)
 
 EMBEDDINGS = {
     "embeddings.word": WORDS,
@@ -246,6 +259,10 @@ BERT_LAYER = {
 DECODER_LAYER = {
     "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj",
     "attention_norm": "input_layernorm", "up": "mlp.up_proj", "gate": "mlp.gate_proj", "down": "mlp.down_proj", "norm": "post_attention_layernorm",
+}  # fmt: skip
+TOWER_LAYER = {
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.out_proj",
+    "attention_norm": "layer_norm1", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "layer_norm2",
 }  # fmt: skip
 HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 LAYERS: dict[str, dict[str, str]] = {
@@ -296,6 +313,7 @@ LAYERS: dict[str, dict[str, str]] = {
     "gemma3": DECODER_LAYER | HEAD_NORMS | {
         "attention_post_norm": "post_attention_layernorm", "norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm",
     },
+    **dict.fromkeys(("clip", "siglip", "clip-vision", "siglip-vision"), TOWER_LAYER),
 }  # fmt: skip
 LAYERS[NOMIC_PLAIN] = {here: there for here, there in LAYERS["nomic-bert"].items() if here != "gate"} | {
     "up": "mlp.fc1"
@@ -314,10 +332,38 @@ ROOTS = {
     "modernbert": "layers.{}.",
     **dict.fromkeys(("nomic-bert", NOMIC_PLAIN), "encoder.layers.{}."),
     **dict.fromkeys((*DECODERS, "eurobert"), "layers.{}."),
+    **dict.fromkeys(("clip", "siglip"), "text_model.encoder.layers.{}."),
+    **dict.fromkeys(("clip-vision", "siglip-vision"), "vision_model.encoder.layers.{}."),
 }
 ROOT = "encoder.layer.{}."
+# The weights of a tower beside its layers. SigLIP pools an image by attention: its layer `pool` has a query of its own in place of the image's.
+_TEXT_TOWER = {
+    "embeddings.word": "text_model.embeddings.token_embedding.weight", "embeddings.position": "text_model.embeddings.position_embedding.weight",
+    "final_norm.weight": "text_model.final_layer_norm.weight", "final_norm.bias": "text_model.final_layer_norm.bias",
+}  # fmt: skip
+_VISION_TOWER = {
+    "patches.weight": "vision_model.embeddings.patch_embedding.weight", "embeddings.position": "vision_model.embeddings.position_embedding.weight",
+    "final_norm.weight": "vision_model.post_layernorm.weight", "final_norm.bias": "vision_model.post_layernorm.bias",
+}  # fmt: skip
+_POOL = {
+    "query.{}": "attention.in_proj_{}:0/3", "key.{}": "attention.in_proj_{}:1/3", "value.{}": "attention.in_proj_{}:2/3", "output.{}": "attention.out_proj.{}",
+    "norm.{}": "layernorm.{}", "up.{}": "mlp.fc1.{}", "down.{}": "mlp.fc2.{}",
+}  # fmt: skip
+TOWERS: dict[str, dict[str, str]] = {
+    "clip": _TEXT_TOWER | {"projection.weight": "text_projection.weight"},
+    "siglip": _TEXT_TOWER | {"projection.weight": "text_model.head.weight", "projection.bias": "text_model.head.bias"},
+    "clip-vision": _VISION_TOWER | {
+        "class_token": "vision_model.embeddings.class_embedding", "projection.weight": "visual_projection.weight",
+        "before_norm.weight": "vision_model.pre_layrnorm.weight", "before_norm.bias": "vision_model.pre_layrnorm.bias",
+    },
+    "siglip-vision": _VISION_TOWER | {
+        "patches.bias": "vision_model.embeddings.patch_embedding.bias", "layer.pool.probe": "vision_model.head.probe",
+        **{f"layer.pool.{here.format(kind)}": f"vision_model.head.{there.format(kind)}" for here, there in _POOL.items() for kind in ("weight", "bias")},
+    },
+}  # fmt: skip
+
 # Families in which each weight that goes with a matrix must be there. In others, what is not stored is not added.
-COMPLETE = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2")
+COMPLETE = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2", *TOWERS)
 
 POOLER = {"pooler.weight": "pooler.dense.weight", "pooler.bias": "pooler.dense.bias"}
 ALBERT_POOLER = {"pooler.weight": "pooler.weight", "pooler.bias": "pooler.bias"}
@@ -348,6 +394,8 @@ HEADS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nomic-bert", NOMIC_PLAIN, "gte", JINA, JINA_CODE), ONE_LAYER_HEAD),
     **dict.fromkeys(DECODERS, ("score.weight",)),
     "eurobert": ("dense.weight", "dense.bias", *ONE_LAYER_HEAD),
+    "clip": ONE_LAYER_HEAD,
+    "siglip": ONE_LAYER_HEAD,
 }
 
 
@@ -383,6 +431,8 @@ def names_of(architecture: Architecture) -> dict[str, str]:
     layers = 1 if architecture.shared_layers else architecture.layers
     if family in (*DECODERS, "eurobert"):
         names = {"embeddings.word": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
+    elif family in TOWERS:
+        names = dict(TOWERS[family])
     elif family == "modernbert":
         names = {
             "embeddings.word": "embeddings.tok_embeddings.weight",

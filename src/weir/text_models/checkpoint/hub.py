@@ -36,7 +36,7 @@ CONFIGURATIONS = frozenset(
         "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json",
         "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
         "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model",
-        "artifact.metadata",
+        "artifact.metadata", "preprocessor_config.json", "processor_config.json",
     }
 )  # fmt: skip
 _MODULE = re.compile(r"\d+_\w+|query_\d+_\w+|document_\d+_\w+|query|document", re.ASCII)  # the folders of modules

@@ -35,6 +35,8 @@ from weir.text_models.checkpoint.onnx_files import (
     read_onnx_file,
     store_of,
 )
+from weir.text_models.checkpoint.towers import DEFAULTS as TOWERS
+from weir.text_models.checkpoint.towers import REFUSED, VisionTower, read_vision, tower_config
 from weir.text_models.checkpoint.weights import (
     PICKLED_WEIGHTS,
     STATIC_MODULE,
@@ -64,6 +66,7 @@ CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers
 LANGUAGE_MODEL = "ForCausalLM"  # the end of the names of classes of decoders that say the next word
 MODULES = "modules.json"
 QUANTIZER = "FlexibleQuantizer"  # a module of pplx-embed
+CLIP_MODULE = "CLIPModel"  # the only module of a model of texts and images
 ROUTER = "router_config.json"  # in the folder of a Router
 DOCUMENT = "document"  # the route of a Router that states no default
 ENCODING_SETTINGS = "config_sentence_transformers.json"
@@ -167,6 +170,8 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     modules = _modules(directory, router)
     kinds = [kind for _, kind in modules]
     network, settings = directory / modules[0][0], read_optional(directory / ENCODING_SETTINGS)
+    if kinds == [CLIP_MODULE]:
+        return replace(_bare_layout(network), files=(directory / MODULES,))
     max_length, lowercase = _text_settings(network)
     layout = ModelLayout(network, max_length=max_length, lowercase=lowercase)
     if kinds == ["Transformer", "LogitScore"]:  # a decoder that says yes or no, a CrossEncoder in sentence-transformers
@@ -244,6 +249,8 @@ def _check_order(directory: Path, kinds: Sequence[str]) -> str:
 def _bare_layout(directory: Path) -> ModelLayout:
     """Return the layout of a network alone; Stanford's ColBERT has late interaction."""
     config = read_optional(directory / CONFIG).values
+    if config.get("model_type") in TOWERS:
+        return ModelLayout(directory, normalize=True)
     if config.get("model_type") == MODEL2VEC:
         return ModelLayout(directory, (Pooling.MEAN,), normalize=config.get("normalize") is True, static=True)
     if STANFORD not in (config.get("architectures") or ()):
@@ -419,7 +426,7 @@ class Checkpoint:
     """A model's directory, checked: its architecture, its layout and its weights.
 
     `allow_pickle`: pickled weights are read where there are no others. `onnx` is the ONNX file that is computed in place of the weights, if one is. `router`
-    is the route of a Router that was chosen, if one was.
+    is the route of a Router that was chosen, if one was. `vision` is the tower for images of a model that has one; `architecture` is that of texts.
     """
 
     directory: Path
@@ -429,6 +436,7 @@ class Checkpoint:
     allow_pickle: bool = False
     onnx: OnnxFile | None = None
     router: str | None = None
+    vision: VisionTower | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -493,6 +501,8 @@ class Checkpoint:
     @property
     def pooling_of_head(self) -> Pooling | None:
         """The pooling of the head that the files say the model was trained with; None if it was trained for vectors."""
+        if self.vision is not None:
+            return Pooling.PROJECTION
         if self.layout.splade is not None:
             return Pooling.SPARSE
         if self.layout.late is not None or (self.layout.dense and not self.layout.pooled):
@@ -569,6 +579,8 @@ class Checkpoint:
             options = replace(options, prompt=options.late.document)
         if self.layout.static:
             options = replace(options, special_tokens=False)
+        if self.architecture.family == "siglip":  # as it was trained, whichever class its files name
+            options = replace(options, lowercase_text=True, fill=True)
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)
@@ -577,6 +589,11 @@ class Checkpoint:
         """Return the weights as float32 arrays by canonical name (see weights.py). A weight is read from its file when it is accessed."""
         assert isinstance(self.store, Store)  # an ONNX file is computed as it is
         return self.store.weights(self.architecture)
+
+    def vision_weights(self) -> Weights:
+        """Return the weights of the tower for images as `weights` does."""
+        assert isinstance(self.store, Store) and self.vision is not None
+        return self.store.weights(self.vision.architecture)
 
     def content_hash(self) -> str:
         """Return a hash, in hexadecimal, of the files that affect the vectors: weights, configuration, modules. Reads all of the weights."""
@@ -603,13 +620,20 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False, router: str 
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
         raise no_weights_error(directory)
     config = read_document(layout.network / CONFIG)
+    if out := REFUSED.get(config.text("model_type")):
+        raise config.wrong("model_type", config.text("model_type"), out)
     family = read_family(config)
     store = Store(layout.network, allow_pickle=allow_pickle)
+    vision = read_vision(config, store) if family in TOWERS else None
+    config = config if vision is None else tower_config(config, "text_config")
     labels_texts = store.stored.head(family) is not None and not is_token_classifier(config)
     architecture = read_architecture(config, has_pooler=bool(store.stored.pooler(family)), has_classifier=labels_texts)
     store.weights(architecture)
+    if vision is not None and vision.dimensions != architecture.projection_size:
+        rule = f"must be that of images, {vision.dimensions}: texts and images share a space"
+        raise config.wrong("projection_size", architecture.projection_size, rule)
     _check_sizes(layout, architecture)
-    return Checkpoint(directory, architecture, layout, store, allow_pickle, router=router)
+    return Checkpoint(directory, architecture, layout, store, allow_pickle, router=router, vision=vision)
 
 
 def _check_sizes(layout: ModelLayout, architecture: Architecture) -> None:

@@ -511,11 +511,10 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
         "position_query": (queries, hidden), "position_key": (queries, hidden), "pooler": (hidden, hidden), "pooler.dense": (hidden, hidden),
         "classifier": (labels, hidden), "classifier.dense": (hidden, hidden), "classifier.out_proj": (labels, hidden),
         "pre_classifier": (hidden, hidden), "head.dense": (hidden, hidden), "dense": (hidden, hidden), "score": (labels, hidden),
+        "projection": (sizes.projection_size, hidden),
     }  # fmt: skip
-    vectors = dict.fromkeys(
-        ("attention_norm", "norm", "attention_post_norm", "post_norm", "final_norm", "distances.norm", "head.norm"),
-        hidden,
-    )
+    norms = "attention_norm", "norm", "attention_post_norm", "post_norm", "before_norm", "final_norm", "distances.norm"
+    vectors = dict.fromkeys((*norms, "head.norm"), hidden)
     vectors |= {"embeddings.norm": words if sizes.family in ("albert", "electra") else hidden}
     vectors |= dict.fromkeys(("query_norm", "key_norm"), hidden if sizes.family == JINA_CODE else sizes.size_of_head)
     shapes: dict[str, tuple[int, ...]] = {
@@ -524,6 +523,10 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
         "embeddings.type": (sizes.type_vocab_size, words),
         "relative_bias": (sizes.relative_buckets, sizes.heads),
         "distances": (2 * span, hidden),
+        "patches.weight": (hidden, 3, sizes.patch_size, sizes.patch_size),
+        "patches.bias": (hidden,),
+        "class_token": (hidden,),
+        "probe": (1, 1, hidden),
     }
     if sizes.experts is not None:
         total = sizes.experts.total

@@ -29,7 +29,7 @@ _ALIGNMENT = 4096
 
 # The activations, by their names in config.json.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
-ACTIVATIONS = ("gelu", *_TANH_GELU, "relu", "silu", "swish", "tanh", "sigmoid", "identity")
+ACTIVATIONS = ("gelu", *_TANH_GELU, "quick_gelu", "relu", "silu", "swish", "tanh", "sigmoid", "identity")
 
 
 def require(package: str) -> None:
@@ -78,8 +78,8 @@ class Assembly:
         self._weights: list[tuple[int, Array]] = []
         self._end = 0
 
-    def input(self, name: str, dtype: str, shape: Sequence[str]) -> str:
-        """Declare an input, once, and return its name. `dtype` is a numpy dtype; `shape` has a name for each axis, as all axes vary."""
+    def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:
+        """Declare an input, once, and return its name. `dtype` is a numpy dtype; `shape` has a name for each axis that varies."""
         if all(each.name != name for each in self._inputs):
             self._inputs.append(onnx().helper.make_tensor_value_info(name, _onnx_type(dtype), list(shape)))
         return name
@@ -233,8 +233,11 @@ class Numbers:
 
     def matrix(self, name: str, weight: Array) -> str:
         """Add a matrix [out, in], the layout of checkpoints, as [in, out], and return its name."""
-        transposed = weight.T.astype(np.float16) if self._rounded else weight.T
-        return self._assembly.weight(name, transposed.astype(self.dtype))
+        return self.rounded(name, weight.T)
+
+    def rounded(self, name: str, weight: Array) -> str:
+        """Add a weight in its own layout, rounded as matrices are, and return its name."""
+        return self._assembly.weight(name, (weight.astype(np.float16) if self._rounded else weight).astype(self.dtype))
 
     def quantized_matrix(self, name: str, weight: Array) -> tuple[str, str]:
         """Add a matrix [out, in] as int8 [in, out] with a scale for each column; return both names."""
@@ -282,6 +285,8 @@ class Numbers:
             return self._assembly.add("Gelu", value, domain=FUSED)
         if activation in _TANH_GELU:
             return self._assembly.add("FastGelu", value, domain=FUSED)
+        if activation == "quick_gelu":
+            return self._assembly.add("QuickGelu", value, domain=FUSED, alpha=1.702)
         if activation in ("silu", "swish"):
             return self._assembly.add("Mul", value, self._assembly.add("Sigmoid", value))
         if activation in ("relu", "tanh", "sigmoid"):

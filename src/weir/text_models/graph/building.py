@@ -13,6 +13,8 @@ The output is `vectors`, float32 [batch, dimensions], or [batch, length, dimensi
 weight of each token [batch, length, 1]. Each further pooling of the recipe is an output of its own, called by its name; that called `none` is not zero for
 padding. Where they would make `vectors` slower, because only the first token of the last layer is computed for it, they are in a second graph, WHOLE.
 
+The graph of a recipe of images has one input, `pixels`, float32 [batch, 3, height, width], and the same output.
+
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
 """
 
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Recipe
 from weir.text_models.graph import Assembly, Graph, Numbers, Output
 from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
+from weir.text_models.graph.vision import VisionLayers
 from weir.text_models.recipe import dense_layers, dimensions_of, quantizes, used_layers
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ GRAPH = "graph.onnx"
 WHOLE = "whole.onnx"  # a second graph with the same weights, which makes all outputs; only where GRAPH does not
 VECTORS = "vectors"
 ALLOW_PICKLE = "allow-pickle"
-VERSION = 10  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+VERSION = 11  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
 _NAME = "sentence-encoder"
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
@@ -86,6 +89,10 @@ class OutputLayers:
     def pooler(self, first: str) -> str:
         """Return the output of the model's pooler for the first tokens, both [batch, hidden size]."""
         return self._model_layer(first, "pooler", "tanh")
+
+    def projected(self, read: str) -> str:
+        """Return vectors [batch, hidden size] in the space that texts and images share; SigLIP's images are in it."""
+        return self._model_layer(read, "projection") if "projection.weight" in self._weights else read
 
     def own_layer(self, read: str, family: str) -> str:
         """Return the output of the dense layer that belongs to the classifier, if there is one."""
@@ -148,6 +155,11 @@ class OutputLayers:
     def cut(self, value: str, dimensions: int) -> str:
         """Return the first `dimensions` numbers of each vector."""
         return self._assembly.add("Slice", value, [0], [dimensions], [-1])
+
+    def finished(self, value: str, recipe: Recipe, dimensions: int) -> str:
+        """Return the vectors with so many `dimensions`, normalized, if the recipe states that."""
+        value = value if recipe.dimensions is None else self.cut(value, dimensions)
+        return self.normalize(value) if recipe.normalize else value
 
     def normalize(self, value: str) -> str:
         """Return the vectors scaled to length 1; a vector of zeros stays zeros."""
@@ -249,6 +261,13 @@ class PoolingLayers:
         last = add("Max", add("ReduceMax", counted, [1], keepdims=1), [1])
         return add("GatherND", self.value, add("Sub", last, [1]), batch_dims=1)
 
+    def at_end(self, end_id: int) -> str:
+        """Return the value of each text's first token `end_id`, of its first token without one; -1: of its first token with the highest id. [batch, size]."""
+        add = self._assembly.add
+        ids = add("Mul", "ids", "mask") if end_id < 0 else add("Equal", "ids", self._assembly.constant(end_id, "int32"))
+        place = add("ArgMax", add("Cast", ids, to=_FLOAT), axis=1, keepdims=1)
+        return add("GatherND", self.value, place, batch_dims=1)
+
     def _mean(self, weights: str, root: bool = False, value: str = "") -> str:
         row = self._assembly.add("Unsqueeze", weights, [1])
         total = self._assembly.add("Squeeze", self._assembly.add("MatMul", row, value or self.value), [1])
@@ -302,6 +321,8 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     dimensions = dimensions_of(checkpoint, recipe, device)
     assembly = Assembly(WEIGHTS)
     numbers = Numbers(assembly, recipe.precision, device)
+    if recipe.images:
+        return _build_vision(assembly, numbers, checkpoint, recipe, device, dimensions)
     weights = checkpoint.weights()
     kind = EncoderLayers if checkpoint.architecture.like_bert else GeneralLayers
     encoder = kind(
@@ -325,6 +346,21 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     whole, first = encoder.add_last_layer_both_ways(max(layers))
     vectors = {VECTORS: parts.vectors(parts.single(first), dimensions, first_alone=True)}
     return assembly.finish(_NAME, vectors, parts.outputs(parts.single(whole), dimensions) if recipe.further else None)
+
+
+def _build_vision(
+    assembly: Assembly, numbers: Numbers, checkpoint: "Checkpoint", recipe: Recipe, device: str, dimensions: int
+) -> Graph:
+    assert checkpoint.vision is not None
+    tower, weights = checkpoint.vision, checkpoint.vision_weights()
+    encoder = VisionLayers(assembly, numbers, tower.architecture, weights, device=device, image_size=tower.image_size)
+    for layer in range(tower.architecture.layers - 1):
+        encoder.add_layer(layer)
+    value = encoder.pooled()
+    value = value if numbers.dtype == "float32" else numbers.cast(value, "float32")
+    finisher = OutputLayers(assembly, numbers, weights, tower.architecture.epsilon)
+    value = finisher.finished(finisher.projected(value), recipe, dimensions)
+    return assembly.finish(_NAME, {VECTORS: Output(value, ("batch", dimensions))})
 
 
 def _computed(assembly: Assembly, checkpoint: "Checkpoint", recipe: Recipe) -> str:
@@ -377,10 +413,7 @@ class _Parts(NamedTuple):
         value = finisher.dense(value, dense_layers(self.checkpoint, recipe))
         if quantizes(self.checkpoint, recipe):
             value = self.assembly.add("Round", self.assembly.add("Mul", self.assembly.add("Tanh", value), 127.0))
-        if recipe.dimensions is not None:
-            value = finisher.cut(value, dimensions)
-        if recipe.normalize:
-            value = finisher.normalize(value)
+        value = finisher.finished(value, recipe, dimensions)
         return Output(value, (*(("batch", "length") if recipe.pooling in OF_TOKENS else ("batch",)), dimensions))
 
     def _of_head(self, rows: str, recipe: Recipe) -> Output:
@@ -414,6 +447,9 @@ class _Parts(NamedTuple):
             return pooler.add_all(recipe.poolings)
         if recipe.pooling is Pooling.POOLER:
             return finisher.pooler(pooler.first())
+        if recipe.pooling is Pooling.PROJECTION:
+            clip = architecture.family == "clip"
+            return finisher.projected(pooler.at_end(architecture.end_id) if clip else pooler.add(Pooling.SEP))
         family = architecture.family
         # The layer after the dense one is linear, so the mean of its outputs is that of the mean.
         if architecture.classifier_reads is Pooling.NONE:

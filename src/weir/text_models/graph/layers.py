@@ -34,7 +34,7 @@ class PaddedRows:
 
     def __init__(self, assembly: Assembly, ids: str) -> None:
         self._assembly = assembly
-        self._length = assembly.add("Shape", ids, start=1, end=2)
+        self._ids = ids
 
     def select(self, each: str) -> str:
         """Return the value of an input [batch, length] for each row."""
@@ -42,7 +42,12 @@ class PaddedRows:
 
     def by_position(self, table: str) -> str:
         """Return the row of `table` [positions, size] for the position of each row in its text."""
-        return self._assembly.add("Slice", table, [0], self._length, [0])
+        length = self._assembly.add("Shape", self._ids, start=1, end=2)
+        return self._assembly.add("Slice", table, [0], length, [0])
+
+    def first(self, rows: str) -> str:
+        """Return the first row of each text: [batch, 1, size]."""
+        return self._assembly.add("Slice", rows, [0], [1], [1])
 
     def unpack(self, rows: str) -> str:
         """Return `rows` as [batch, length, size]."""
@@ -114,13 +119,14 @@ class EncoderLayers:
 
     `value` is the output of the last part added, in the layout `rows` with the hidden size. Without `positions` no position embeddings are
     added. `device` is "cpu" or "cuda". `computed` is 1 for each token that has a value, int32 [batch, length]; "": for those that others attend to.
+    `embedded` are the tokens [batch, length, hidden size] where they are no words; then none is padding.
     """
 
     _may_fuse = True  # whether onnxruntime's fused operators compute these layers on a GPU
 
     def __init__(
         self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
-        device: str, positions: bool, computed: str = "",
+        device: str, positions: bool, computed: str = "", embedded: str = "",
     ) -> None:  # fmt: skip
         self._assembly = assembly
         self._numbers = numbers
@@ -134,13 +140,15 @@ class EncoderLayers:
         self._rows_of_distances: list[str] = []
         self._turns: dict[Any, list[str]] = {}
         self._last_norm = ""
-        self._ids = assembly.input("ids", "int32", ("batch", "length"))
-        self._mask = assembly.input("mask", "int32", ("batch", "length"))
-        on_gpu = device == "cuda"
-        self.rows = (
-            PaddedRows(assembly, self._ids) if on_gpu else PackedRows(assembly, self._ids, computed or self._mask)
+        self._ids, self._mask = (
+            "" if embedded else assembly.input(name, "int32", ("batch", "length")) for name in ("ids", "mask")
         )
-        self.value = self._embed()
+        self.rows = (
+            PaddedRows(assembly, self._ids)
+            if embedded or device == "cuda"
+            else PackedRows(assembly, self._ids, computed or self._mask)
+        )
+        self.value = embedded or self._embed()
         self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
 
     def _embed(self) -> str:
@@ -265,7 +273,6 @@ class EncoderLayers:
 
     def _attend_from_first(self, name: str) -> str:
         """Add the attention of the first token of each text to all. From here on, `value` is [batch, 1, hidden size]: of the first tokens alone."""
-        assert isinstance(self.rows, PackedRows)
         ranges = self._input_ranges()
         key_value = self._numbers.dense(
             self.value, name + "kv", *self._concatenated(name, PARTS[1:]), "identity", ranges

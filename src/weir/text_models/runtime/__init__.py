@@ -44,8 +44,18 @@ class Inputs(NamedTuple):
     pool: "NDArray[Any]"
 
 
+class Pixels(NamedTuple):
+    """A batch of images.
+
+    Attributes:
+        pixels: [images, 3, height, width], float32, as the model's preparation makes them.
+    """
+
+    pixels: "NDArray[Any]"
+
+
 class Runtime(Protocol):
-    """A text encoder that is loaded on a device."""
+    """A text encoder, or the encoder of images beside it, that is loaded on a device."""
 
     @property
     def dimensions(self) -> int:
@@ -55,10 +65,11 @@ class Runtime(Protocol):
     def device(self) -> str:
         """The device that computes: "cpu", or "cuda:" and a number."""
 
-    def run(self, inputs: Inputs, poolings: "Sequence[Pooling]" = ()) -> "list[NDArray[Any]]":
+    def run(self, inputs: Inputs | Pixels, poolings: "Sequence[Pooling]" = ()) -> "list[NDArray[Any]]":
         """Compute the results of several poolings of a batch of texts in one pass. Each is the recipe's own or one that it has in addition; none: its own alone.
 
         Returns for each pooling float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE, of any value for padding.
+        The runtime of a recipe of images takes Pixels, any other Inputs.
         """
 
     def widened(self, threads: int) -> "Runtime | None":
@@ -137,9 +148,9 @@ class Widths:
         self._clock = clock
         self._sizes: defaultdict[int, _Times] = defaultdict(_Times)
 
-    def run(self, most: int, inputs: Inputs) -> "list[NDArray[Any]]":
+    def run(self, most: int, inputs: Inputs | Pixels) -> "list[NDArray[Any]]":
         """Compute a batch as Runtime.run does, with at most `most` threads."""
-        tokens = inputs.ids.size
+        tokens = inputs[0].size
         times = self._sizes[tokens.bit_length()]
         threads = times.choose([count for count in self._runtimes if count <= most])
         began = self._clock()

@@ -29,7 +29,7 @@ from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
 from weir.text_models.recipe import dense_layers, dimensions_of, quantizes
-from weir.text_models.runtime import CPU, Inputs, memory_limit
+from weir.text_models.runtime import CPU, Inputs, Pixels, memory_limit
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
@@ -116,7 +116,7 @@ class OnnxRuntime:
             return None
         return OnnxRuntime(self._graph, threads=threads, held=self._held, further=self._further, packed=self._packed)
 
-    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> list[Array]:
+    def run(self, inputs: Inputs | Pixels, poolings: Sequence[Pooling] = ()) -> list[Array]:
         """See Runtime. An array that is no input of the graph is not used.
 
         The graph that makes all outputs is opened at the first call that needs it, where the usual one does not.
@@ -246,8 +246,9 @@ class OnnxFileRuntime:
     def widened(self, threads: int) -> None:
         """See Runtime. A file of the repository has its weights in each session."""
 
-    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> list[Array]:
+    def run(self, inputs: Inputs | Pixels, poolings: Sequence[Pooling] = ()) -> list[Array]:
         """See Runtime."""
+        assert isinstance(inputs, Inputs)  # a model with a file makes no vectors of images
         ids, mask, types, pool = inputs
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         given = dict(zip(FILE_INPUTS, (ids, mask, types, places), strict=True))

@@ -7,7 +7,7 @@ from weir.errors import SettingsError, add_extra
 from weir.model import take_any_shape
 from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, ComputingSettings, Pooling, Precision, Recipe, WorkerShare
 from weir.text_models.recipe import dense_layers, dimensions_of, quantizes
-from weir.text_models.runtime import CPU, Inputs
+from weir.text_models.runtime import CPU, Inputs, Pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 # Parameters with such a part in their name encode positions in the models of transformers.
-POSITION_PARAMETERS = ("position_embeddings", "relative_attention_bias")
+POSITION_PARAMETERS = ("position_embedding", "relative_attention_bias")
+# The classes of the towers for texts and for images, and the output that is the vector.
+TOWERS = {
+    "clip": (("CLIPTextModelWithProjection", "text_embeds"), ("CLIPVisionModelWithProjection", "image_embeds")),
+    "siglip": (("SiglipTextModel", "pooler_output"), ("SiglipVisionModel", "pooler_output")),
+}
 LEAST_WEIGHT = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 
 
@@ -126,9 +131,18 @@ def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
 
     classifies = recipe.pooling in WITH_CLASSIFIER
     kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
+    directory, tower = str(checkpoint.layout.network), dict[str, Any]()
     try:
+        if (
+            recipe.pooling is Pooling.PROJECTION
+        ):  # one tower alone, whose configuration need not state the size of the space
+            kind = getattr(transformers, TOWERS[checkpoint.architecture.family][recipe.images][0])
+            whole = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+            tower["config"] = whole.vision_config if recipe.images else whole.text_config
+            tower["config"].projection_dim = checkpoint.architecture.projection_size
         network = kind.from_pretrained(
-            str(checkpoint.layout.network),
+            directory,
+            **tower,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=None if checkpoint.allow_pickle else True,
@@ -169,6 +183,9 @@ class TorchRuntime:
         self._torch = torch
         self._network = network
         self._recipe = recipe
+        self._projected = (
+            TOWERS[checkpoint.architecture.family][recipe.images][1] if recipe.pooling is Pooling.PROJECTION else ""
+        )
         self._has_types = checkpoint.architecture.type_vocab_size > 1
         self._dense = self._on_device(dense_layers(checkpoint, recipe))
         self._quantizes = quantizes(checkpoint, recipe)
@@ -200,9 +217,13 @@ class TorchRuntime:
     def widened(self, threads: int) -> None:
         """See Runtime. Torch has one number of threads for a process."""
 
-    def run(self, inputs: Inputs, poolings: Sequence[Pooling] = ()) -> "list[NDArray[Any]]":
+    def run(self, inputs: Inputs | Pixels, poolings: Sequence[Pooling] = ()) -> "list[NDArray[Any]]":
         """See Runtime."""
         with self._torch.inference_mode():
+            if isinstance(inputs, Pixels):
+                pixels = self._tensor(inputs.pixels).to(self._network.dtype)
+                read, _ = self._run_network({"pixel_values": pixels})
+                return [self._own(read, None, None, None).cpu().numpy()]
             ids, mask, types, pool = map(self._tensor, inputs)
             given = {"input_ids": ids.long(), "attention_mask": mask.long()}
             if self._has_types:
@@ -241,6 +262,8 @@ class TorchRuntime:
         pooling, layers = self._recipe.pooling, self._recipe.layers
         if pooling in WITH_CLASSIFIER:
             return self._network(**inputs).logits.float(), None
+        if pooling is Pooling.PROJECTION:
+            return self._network(**inputs)[self._projected].float(), None
         if pooling is Pooling.POOLER or layers == (-1,):
             out = self._network(**inputs)
             return out.pooler_output.float() if pooling is Pooling.POOLER else None, out.last_hidden_state.float()
