@@ -68,8 +68,6 @@ _log = logging.getLogger("weir.websocket")
 class SocketCall(InferenceCall):
     """A request of `session`, for which `size_bytes` are charged to the connection."""
 
-    __slots__ = ("_session", "request", "size_bytes", "withdrawn")
-
     def __init__(self, session: "Session", request: InferenceRequest, received_bytes: int, size_bytes: int) -> None:
         super().__init__(session.account, received_bytes)
         self._session = session

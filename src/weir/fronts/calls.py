@@ -15,7 +15,7 @@ from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.aio import Relay, take_peer
 from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.inference import UnaryCall, UnaryInference
-from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
+from weir.frontends.grpc.server import Admit, Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
 from weir.protocols import HttpSettings
 from weir.protocols.exchange import Exchange, PassedOn
@@ -70,13 +70,16 @@ class DispatcherGrpc(GrpcServer):
     def credentials(self) -> None:
         """Return None: the fronts end TLS."""
 
-    def admit(self, path: str, call: IncomingCall) -> bool:
+    def admission(self, services: Services) -> Admit:
         """See GrpcServer. Calls of other processes than the server's own are refused."""
-        if take_peer(call, self._secret):
-            return super().admit(path, call)
-        if self._services is not None:
-            self._services.refuse_with(Unauthorized("this socket is for the server's own processes"), call)
-        return False
+
+        def admit(path: str, call: IncomingCall) -> bool:
+            if take_peer(call, self._secret):
+                return services.admit(path, call)
+            services.refuse_with(Unauthorized("this socket is for the server's own processes"), call)
+            return False
+
+        return admit
 
     def fronts_drained(self) -> None:
         """Note that the fronts pass on no more calls."""
@@ -96,8 +99,6 @@ class DispatcherGrpc(GrpcServer):
 
 class FrontCall(UnaryCall):
     """One call of ModelInfer in a front. `pass_on` passes what the front cannot answer on to the dispatcher."""
-
-    __slots__ = ("_pass_on",)
 
     def __init__(
         self, incoming: IncomingCall, body: bytes, *, pass_on: Callable[[IncomingCall, bytes], None], development: bool

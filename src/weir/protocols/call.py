@@ -36,9 +36,6 @@ class Writing(NamedTuple):
     write: Callable[[], Any]
 
 
-CALL_SLOTS = ("_claim", "_stop", "account", "over", "received_bytes")
-
-
 class ChannelCall:
     """One request, whose message had `received_bytes`; what it takes in addition is charged to `account` until its end.
 
@@ -46,19 +43,14 @@ class ChannelCall:
     """
 
     if not TYPE_CHECKING:
-        __slots__ = ()  # whoever derives from this has CALL_SLOTS: only so can a queue entry derive from it, too
-    account: Account
-    received_bytes: int
-    over: bool
-    _claim: Claim | None
-    _stop: Stop | None  # what is under way
+        __slots__ = ()  # only so can a queue entry derive from it, too
+    over = False
+    _claim: Claim | None = None
+    _stop: Stop | None = None  # what is under way
 
     def __init__(self, account: Account, received_bytes: int) -> None:
         self.account = account
         self.received_bytes = received_bytes
-        self.over = False
-        self._claim = None
-        self._stop = None
 
     # What a channel adds.
 
@@ -199,11 +191,7 @@ class ChannelCall:
 class InferenceCall(ChannelCall):
     """One request with tensors. `exchange` is None until its model is known. `submit`, `infer` and `stream` are steps for `attempt`."""
 
-    __slots__ = (*CALL_SLOTS, "exchange")
-
-    def __init__(self, account: Account, received_bytes: int) -> None:
-        super().__init__(account, received_bytes)
-        self.exchange: Exchange | None = None
+    exchange: Exchange | None = None
 
     async def send_part(self, message: Any) -> int:
         """Send one response of a stream. Return its size in bytes when the next one may be sent. A channel adds this."""

@@ -16,7 +16,7 @@ from weir.messages import LONGEST_TIMEOUT, Form, Observer, Request
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.policy.residency import Presence
-from weir.serving.delivery import Delivery, tracer_among
+from weir.serving.delivery import Delivery, methods_of, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase, WorkerStarts
 from weir.serving.handle import ModelFacts, ResidencyView
 from weir.serving.hooks import HookedBatches, ServiceHooks
@@ -142,6 +142,7 @@ class Generation:
         views = [each for each in observers if isinstance(each, Metrics)]
         self.recorder = Recorder(detailed=bool(views))
         self.observers = (self.recorder, *(each for each in observers if not isinstance(each, Metrics)))
+        self.byte_meters = methods_of(self.observers, "transferred")
         for view in views:
             view.attach(label, self.recorder, self)
         self.tracing = tracer_among(observers)

@@ -415,8 +415,8 @@ class Service:
 
     def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Notify the observers of the sizes of requests of the frontend `frontend` and of their responses."""
-        for observer in self.generation.observers:
-            observer.transferred(self.label, frontend, received_bytes, sent_bytes)
+        for meter in self.generation.byte_meters:
+            meter(self.label, frontend, received_bytes, sent_bytes)
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is the present time of the service's clock, if the caller has just read it.

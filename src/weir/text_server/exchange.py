@@ -17,7 +17,7 @@ from weir.errors import InvalidRequest, unknown_model
 from weir.messages import CURRENT_TRACE, Origin, Trace
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.call import CALL_SLOTS, ChannelCall, Writing
+from weir.protocols.call import ChannelCall, Writing
 from weir.text_models.texts import Text
 from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.metrics import TextClients, TextCounts
@@ -198,8 +198,6 @@ class TextExchange:
 
 class TextCall(ChannelCall, Generic[R, M]):
     """One request for texts, whose message had `received_bytes`; see ChannelCall. A channel adds `send`, `fail` and `write`."""
-
-    __slots__ = (*CALL_SLOTS, "exchange", "made")
 
     def __init__(self, exchange: TextExchange, account: Account, received_bytes: int) -> None:
         super().__init__(account, received_bytes)

@@ -284,7 +284,6 @@ class HttpTexts:
 class HttpTextCall(TextCall[HttpResponse | Listing, HttpResponse]):
     """A request at the endpoint of `texts`, with the body `payload`, from `peer`. A channel adds `send` and, before `compute`, the `head`."""
 
-    __slots__ = ("head", "headers", "payload", "peer", "texts")
     exchange: HttpExchange
     head: TextHead
 
@@ -328,8 +327,6 @@ class HttpTextCall(TextCall[HttpResponse | Listing, HttpResponse]):
 
 class AsgiTextCall(HttpTextCall):
     """A request of ASGI. `response` gets its response, or None if that has been sent in parts."""
-
-    __slots__ = ("_call", "response")
 
     def __init__(self, texts: HttpTexts, call: AsgiCall) -> None:
         claim = CLAIM.get()
@@ -428,8 +425,6 @@ class FastTexts:
 
 class FastTextCall(HttpTextCall):
     """One request on a connection of the fast path; see HotRequest."""
-
-    __slots__ = ("_connection", "_models", "_plan")
 
     def __init__(self, handler: FastTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
         texts, self.head, headers = plan.head

@@ -142,7 +142,7 @@ def pack_alike(values: list[Any], places: BufferPlacer) -> Alike | None:
     """Return `values` as a column of Alike; None unless they are dicts of such arrays and shared memory has room."""
     first = values[0]
     described = [(name, _description(array)) for name, array in first.items()] if type(first) is dict else []
-    if not described or any(description is None for _, description in described):
+    if not described or not all(dict(described).values()):
         return None
     refs: list[Ref] = []
     for value in values:
@@ -196,16 +196,16 @@ def pack_small(values: list[Any]) -> Small | None:
     """Return `values`, which are of one type, as a column of Small; None unless they are such arrays or dicts of them."""
     if type(values[0]) is not dict:
         return _pack_arrays(values)
-    described = [(name, array.dtype) for name, array in values[0].items() if _is_plain(name, array)]
-    if not described or len(described) < len(values[0]):
+    dtypes = {name: array.dtype for name, array in values[0].items() if _is_plain(name, array)}
+    if not dtypes or len(dtypes) < len(values[0]):
         return None
     kind = type(next(iter(values[0].values())))
     shapes: list[tuple[int, ...]] = []
     data: list[Any] = []
     for value in values:
-        if len(value) != len(described):
+        if len(value) != len(dtypes):
             return None
-        for name, dtype in described:
+        for name, dtype in dtypes.items():
             array: Any = value.get(name)
             if type(array) is not kind or array.dtype != dtype or array.nbytes >= LARGE_BYTES:
                 return None
@@ -213,7 +213,7 @@ def pack_small(values: list[Any]) -> Small | None:
                 return None
             shapes.append(array.shape)
             data.append(array.tobytes())
-    return Small([name for name, _ in described], [dtype.str for _, dtype in described], shapes, data)
+    return Small(list(dtypes), [dtype.str for dtype in dtypes.values()], shapes, data)
 
 
 def _is_plain(name: Any, array: Any) -> bool:

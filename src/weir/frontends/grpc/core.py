@@ -99,16 +99,22 @@ class Intake:
             del self._peers[peer]
             self._late.discard(peer)
 
-    def receive(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
-        """Call `receive` when it is the turn of the message of `call`, which came from `peer`. The caller must call `received` when it has arrived."""
-        if (len(self._receiving) < self._share and peer not in self._late) or (
-            len(self._receiving) < self._most_messages and self._may(peer)
-        ):
+    def receive(self, call: "IncomingCall", peer: str, receive: Receive) -> bool:
+        """Call `receive` when it is the turn of the message of `call`, which came from `peer`. The caller must call `received` when it has arrived.
+
+        Return whether it was its turn at once. If not, `look` must be called from time to time.
+        """
+        receiving = len(self._receiving)
+        is_turn = receiving < self._most_messages and (
+            (receiving < self._share and peer not in self._late) or self._may(peer)
+        )
+        if is_turn:
             self._begin(call, peer, receive)
         else:
             call.watch()  # its caller may leave before its turn
             self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
+        return is_turn
 
     def received(self, call: "IncomingCall") -> None:
         """Give the next messages their turn: the message of `call` has arrived, or never will."""
@@ -439,8 +445,8 @@ class Core:
             call.watch()
             handler.begin(call, b"")
         else:
-            self._intake.receive(call, peer, partial(call.await_message, partial(self._received, handler.begin, call)))
-            if self._intake.waits and self._looking is None:
+            receive = partial(call.await_message, partial(self._received, handler.begin, call))
+            if not self._intake.receive(call, peer, receive) and self._looking is None:
                 self._looking = self._loop.call_later(_LOOK_EVERY, self._look)
 
     def _look(self) -> None:

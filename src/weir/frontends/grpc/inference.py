@@ -241,8 +241,6 @@ def _is_plain(request: InferenceRequest) -> bool:
 class UnaryCall(InferenceCall):
     """One call of ModelInfer, with the message `body`."""
 
-    __slots__ = ("body", "development", "incoming")
-
     def __init__(self, incoming: IncomingCall, body: bytes, *, development: bool) -> None:
         super().__init__(incoming.account, len(body))
         self.incoming = incoming
@@ -465,8 +463,6 @@ class OneStream:
 
 class StreamRequest(InferenceCall):
     """One request of the stream `one`, with the message `body`."""
-
-    __slots__ = ("_body", "_one", "id", "model")
 
     def __init__(self, one: OneStream, body: bytes) -> None:
         super().__init__(one.call.account, len(body))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from weir.frontends.grpc.aio import AioCore
     from weir.frontends.grpc.core import Core
 
+Admit = Callable[[str, IncomingCall], bool]
+
 _LONGEST = 1e8  # seconds: no limit
 _MOST_STREAMS = 1024  # calls in flight of one connection
 
@@ -68,7 +70,7 @@ class GrpcServer:
         core = self._make_core(
             services.handlers,
             options,
-            self.admit,
+            self.admission(services),
             services.refuse_with,
             self._context.account,
             max_message_size=self._settings.grpc_max_message_size,
@@ -95,9 +97,9 @@ class GrpcServer:
         added = NO_CALLS if self._added is None else self._added(most)
         return Services(self._context, most, development=self._http.development, added=added)
 
-    def admit(self, path: str, call: IncomingCall) -> bool:
-        """Return whether a call may be answered; one that may not has been refused."""
-        return self._services is not None and self._services.admit(path, call)
+    def admission(self, services: Services) -> Admit:
+        """Return what admits calls to a path: it returns whether a call may be answered; one that may not has been refused."""
+        return services.admit
 
     def taken(self) -> SettingsError:
         """Return the error for an address at which nothing can listen."""

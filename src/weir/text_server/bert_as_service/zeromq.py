@@ -35,7 +35,7 @@ from weir.errors import (
 from weir.messages import JSON, LONGEST_TIMEOUT
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account, charge_values
-from weir.protocols.call import CALL_SLOTS, ChannelCall
+from weir.protocols.call import ChannelCall
 from weir.protocols.offloading import off_loop
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
@@ -556,8 +556,6 @@ class RequestHandler:
 
 class ZeroMqCall(ChannelCall):
     """One request for vectors, see ChannelCall. `made` is how many texts have vectors, and how many of these texts were cut."""
-
-    __slots__ = (*CALL_SLOTS, "_handler", "exchange", "made", "request")
 
     def __init__(self, handler: RequestHandler, request: ZeroMqRequest) -> None:
         super().__init__(handler.publisher.account, len(request.payload))

@@ -53,8 +53,6 @@ class TeiMethod(NamedTuple):
 class TeiCall(TextCall[dict[str, Any], bytes]):
     """One request of `size` bytes in the call `incoming`. `request` returns its message, and `ended` is called once with that of its response, or the error."""
 
-    __slots__ = ("_ended", "_incoming", "_method", "_request")
-
     def __init__(
         self, method: TeiMethod, incoming: IncomingCall, size: int, request: Callable[[], Any], ended: Ended[bytes]
     ) -> None:
