@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tests.text_models import tiny
 from tests.text_models.graph.reference import Network
 from tests.text_models.graph.running import Array, cosines, running
@@ -94,6 +95,17 @@ def test_earlier_layers_are_not_normalized_as_the_last(made: Callable[[str], Mad
     before = running(build(checkpoint, Recipe(Pooling.NONE, layers=(-2,))), tmp_path / "one")([TEXTS[0]])[0]
     assert np.allclose(both[:, :32], before, atol=1e-6)
     assert np.allclose(both[:, 32:], expected[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_an_expert_that_no_token_chose_is_not_computed(precision: Precision, tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model", "nomic-moe", tokenizer=False)
+    weights = dict(load_file(directory / "model.safetensors"))
+    weights["encoder.layers.1.mlp.router.layer.weight"][:] = 0  # all are as likely: the first two are chosen
+    weights["encoder.layers.1.mlp.experts.mlp.w1"][2 * 64 :] = 1e38  # what overflows
+    tiny.save(directory / "model.safetensors", weights)
+    recipe = Recipe(Pooling.NONE, precision=precision)
+    assert np.isfinite(running(build(read_checkpoint(directory), recipe), tmp_path / "graph")(TEXTS)).all()
 
 
 def test_nemotron_scores_by_the_mean_of_the_tokens(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any]
     assert np.ptp(found, axis=0).max() > 1e-2  # texts differ, by a hundred times what may be off
 
 
-@pytest.mark.parametrize("family", ["modernbert", "nomic-bert", "gte", "qwen3", "gemma3", "deberta-v3"])
+@pytest.mark.parametrize("family", ["modernbert", "nomic-bert", "gte", "qwen3", "gemma3", "deberta-v3", "mistral"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str, tmp_path: Path) -> None:
     import sentence_transformers
