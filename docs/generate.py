@@ -42,7 +42,7 @@ TEXTS_INTRODUCTION = """## Texts
 
 Of `weir embed serve` and `weir.embedding.serve`, which also have all settings above, except those of Model and Repository. These defaults differ:"""
 
-TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
+TEXT_PARTS = ("Text", "Computing", "Callers", "Images", "ZeroMQ")
 
 SETTINGS = f"""# Settings: flags, TOML, environment variables
 

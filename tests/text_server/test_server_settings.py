@@ -11,6 +11,7 @@ from tests.served import Served, weir_here
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
+from weir.images import ImageLimits
 from weir.settings import declared_settings, read_settings, value_of
 from weir.text_models import ComputingSettings, TextSettings, WorkerShare
 from weir.text_server import server_settings
@@ -93,7 +94,7 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch
     assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
     text, computing = TextSettings(normalize=False), ComputingSettings(precision="int8", device_map=["cpu"])
     assert served.params == {
-        "directory": "/models/one", "text": text, "computing": computing, "share": WorkerShare(threads=1, lone_threads=1),
+        "directory": "/models/one", "text": text, "computing": computing, "images": ImageLimits(), "share": WorkerShare(threads=1, lone_threads=1),
     }  # fmt: skip
 
 

@@ -309,8 +309,8 @@ def _not_finite(kind: str) -> ModelError:
 
 
 def image_of(item: Any) -> bytes | None:
-    """Return the encoded image that an item is, as a Picture or in the plain form of EncodedImage; None for a text."""
-    if isinstance(item, Picture):
+    """Return the encoded image that an item is, as a Picture, or an EncodedImage or its plain form; None for a text."""
+    if isinstance(item, (Picture, EncodedImage)):
         return item.data
     if isinstance(item, tuple) and len(item) == 2 and item[0] == IMAGE and not isinstance(item[1], str):
         return bytes(item[1])

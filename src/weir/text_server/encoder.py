@@ -17,10 +17,11 @@ import numpy
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
+from weir.images import Picture
 from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
-from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenRule, Tokens, prompt_text
+from weir.text_models.texts import EncodedImage, Text, TextOutput, TokenDetail, TokenRule, Tokens, prompt_text
 from weir.text_server.requests import (
     CallerQueue,
     CallTrace,
@@ -93,6 +94,7 @@ _NO_TRACE: AbstractContextManager[None] = nullcontext()
 
 
 _FLOAT_BYTES = 4
+_COMPARED_AT_ONCE = 1 << 20  # bytes of texts and pictures; to compare more takes longer than a millisecond
 _LONGEST_NUMBER = 16  # bytes of a float32 as JSON, with the comma behind it
 _NO_VECTOR = numpy.empty((1, 0), numpy.float32)
 _DECODED_BYTES = 64  # of memory for a token id that is decoded: the string of its token
@@ -218,7 +220,8 @@ class Encoder:
             charge(DETAIL_BYTES * max(map(_size, texts)))
         own = self._service.facts.settings.timeout
         deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now())
-        distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
+        long = many or size > _COMPARED_AT_ONCE
+        distinct_texts, places = await asyncio.to_thread(distinct, texts) if long else distinct(texts)
         request = EncodeRequest(
             distinct_texts, places, query, Exchange(self._service, frontend=query.frontend), rule, deadline
         )
@@ -578,7 +581,9 @@ class Encoder:
         cost = sum(self._cost(tokens) for _, _, tokens in found)
         return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
 
-    def _cost(self, tokens: Tokens) -> float:
+    def _cost(self, tokens: Tokens | EncodedImage) -> float:
+        if isinstance(tokens, EncodedImage):
+            return float(tokens.tokens)
         return float(max(len(tokens.ids) // 4, self._shape.shortest))
 
     def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
@@ -678,6 +683,7 @@ class Encoder:
         return Encoded(
             vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
             request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.further_outputs(),
+            images=0 if self.facts.vision is None else sum([isinstance(text, Picture) for text in request.per_text(request.texts)]),
         )  # fmt: skip
 
 
@@ -705,9 +711,14 @@ def _each(work: Callable[[Any], T], values: Sequence[Any], goes_on: Callable[[],
 
 
 def _size(text: Any) -> int:
+    if isinstance(text, Picture):
+        return _PICTURE_SIZE
     if isinstance(text, tuple):
         return sum(map(_size, text))
     return len(text) if isinstance(text, (str, list)) else 1
+
+
+_PICTURE_SIZE = AT_ONCE_CHARACTERS + 1  # a thread looks at a picture, which takes microseconds
 
 
 def _one_too_late(one: OneText) -> WeirError:

@@ -13,15 +13,26 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy
 
-from weir.errors import InvalidRequest, unknown_model
+from weir.errors import InvalidRequest, WeirError, unknown_model
+from weir.images import ImageLimits
+from weir.images.fetching import Fetcher
 from weir.messages import CURRENT_TRACE, Origin, Trace
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.protocols.call import ChannelCall, Writing
-from weir.text_models.texts import Text
 from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.metrics import TextClients, TextCounts
-from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextOptions, TextQuery, TextTask
+from weir.text_server.pictures import Asked, fetched, has_pictures
+from weir.text_server.texts import (
+    NO_OPTIONS,
+    TEXTS_FIELD,
+    Encoded,
+    Encodes,
+    TextOptions,
+    TextQuery,
+    TextTask,
+    no_images,
+)
 from weir.wire.tensors import TEXT_BYTES
 
 MANY = "max_texts"  # a key in an error's details
@@ -40,6 +51,7 @@ class EmbeddingContext:
         clients: counts requests by client.
         aliases: the models' own names, by their further ones.
         since: when the server began, in seconds since 1970, for lists of models.
+        images: the limits of pictures, and the hosts from which they are fetched.
     """
 
     encoders: Mapping[str, Encodes]
@@ -49,15 +61,21 @@ class EmbeddingContext:
     clients: TextClients = field(default_factory=TextClients)
     aliases: Mapping[str, str] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))
+    images: ImageLimits = field(default_factory=ImageLimits)
 
-    def encoder(self, name: str = "", task: TextTask | None = None) -> Encodes:
-        """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it.
+    def __post_init__(self) -> None:
+        self.fetch = Fetcher(self.images).fetch
+
+    def encoder(self, name: str = "", task: TextTask | None = None, *, sees: bool = False) -> Encodes:
+        """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it. With `sees` the
+        first of those that read pictures, if there is one.
 
         Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
         """
         name = "" if name == NOT_SPECIFIED else name
         if not name and task is not None:
             able = [each for each in self.encoders.values() if task in each.facts.tasks]
+            able = [each for each in able if sees and each.facts.vision is not None] or able
             name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
         name = name or next(iter(self.encoders), "")
         if name not in self.encoders:
@@ -84,28 +102,45 @@ Q = TypeVar("Q")
 M = TypeVar("M")
 
 
+class Sides(NamedTuple):
+    """The names of the two lists that the texts of a request come from: the first `size` from `first`, and those behind them from `second`."""
+
+    first: str
+    second: str
+    size: int
+
+    def located(self, error: WeirError) -> WeirError:
+        """Return `error`, which names the text at fault by its list and its index there."""
+        if error.field != TEXTS_FIELD or error.place is None:
+            return error
+        behind = error.place - self.size
+        return error.at(self.first, error.place) if behind < 0 else error.at(self.second, behind)
+
+
 class TextWork(NamedTuple, Generic[R]):
     """What a request asks for, as its protocol has read it.
 
     Attributes:
         encoder: the requested model.
-        texts: the texts, which are counted.
+        texts: the texts and pictures, which are counted.
         write: returns the response with what was computed. Raises Unsupported if the protocol has no form for it.
         options: what the body states about the texts.
         as_json: whether `write` uses the vector of the only text as JSON and nothing else, so that its worker may write it.
         compute: computes, within a timeout in seconds, what is not vectors of `texts` alone; None for vectors.
+        sides: the lists that the texts come from; None if it is one.
     """
 
     encoder: Encodes
-    texts: Sequence[Text]
+    texts: Sequence[Asked]
     write: Callable[[Encoded], R]
     options: TextOptions = NO_OPTIONS
     as_json: bool = False
     compute: Callable[[float | None], Coroutine[Any, Any, Encoded]] | None = None
+    sides: Sides | None = None
 
     def written(self, write: Callable[[Encoded], Q]) -> "TextWork[Q]":
         """Return the same work with `write` in place of its own, which may use more than a vector as JSON."""
-        return TextWork(self.encoder, self.texts, write, self.options, compute=self.compute)
+        return TextWork(self.encoder, self.texts, write, self.options, compute=self.compute, sides=self.sides)
 
 
 @dataclass(eq=False, slots=True)
@@ -139,10 +174,16 @@ class TextExchange:
         """The client that is counted."""
         return self.client or self.peer or "local"
 
-    def choose(self, name: str | None, task: TextTask | None = None) -> Encodes:
-        """Return the requested model, and count the request as one for it; see `EmbeddingContext.encoder`."""
-        encoder = self.context.encoder(name or "", task)
+    def choose(
+        self, name: str | None, task: TextTask | None = None, texts: Sequence[Asked] = (), *, sees: bool = False
+    ) -> Encodes:
+        """Return the requested model, and count the request as one for it; see `EmbeddingContext.encoder`. Raises InvalidRequest if it cannot read the pictures
+        among `texts`."""
+        pictured = has_pictures(texts)
+        encoder = self.context.encoder(name or "", task, sees=sees or pictured)
         self.model = encoder.name
+        if pictured and encoder.facts.vision is None:
+            raise no_images(encoder.name)
         return encoder
 
     def query(
@@ -162,9 +203,18 @@ class TextExchange:
         try:
             if work.compute is not None:
                 return await work.compute(self.timeout)
-            encoded = await work.encoder.encode(work.texts, self.query(work.options, self.timeout, self.trace))
+            texts: Sequence[Any] = work.texts
+            if self.context.images.allow_url:
+                texts = await fetched(texts, self.context.fetch, self.timeout)
+            encoded = await work.encoder.encode(texts, self.query(work.options, self.timeout, self.trace))
+        except WeirError as error:
+            if work.sides is None:
+                raise
+            raise work.sides.located(error) from error.__cause__
         finally:
             self.trace = CURRENT_TRACE.get() or self.trace
+        if encoded.images:
+            self.context.counts.images[self.model, self.frontend] += encoded.images
         if encoded.foreign:
             self.warn_of_ids(encoded.foreign)
         return encoded

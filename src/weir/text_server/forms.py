@@ -11,11 +11,13 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, brief
+from weir.images import Picture
 from weir.numerics import sigmoid, softmax
 from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
-from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask
+from weir.text_server.exchange import EmbeddingContext, Sides, TextExchange, TextWork
+from weir.text_server.pictures import Asked, PictureUrl, read_image
+from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask, no_images
 from weir.wire.values import decode_json, half_in, uncollected, without_halves
 
 _MAX_CLIENT_ID = 128
@@ -86,25 +88,48 @@ def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
     return text
 
 
-def read_texts(value: Any, field: str, context: EmbeddingContext) -> list[Text]:
-    """Return the texts of `field`: a text, a list of texts (or of objects with `text` alone), a list of token ids, or a list of such.
+def read_texts(value: Any, field: str, context: EmbeddingContext) -> list[Asked]:
+    """Return the texts of `field`: a text or a picture, a list of such (see `read_part`), a list of token ids, or a list of such.
 
     Raises InvalidRequest naming the place and the rule.
     """
-    if isinstance(value, str):
-        return [check_text(value, field)]
+    if isinstance(value, (str, dict)):
+        return [read_part(value, field, context)]
     if not isinstance(value, list):
         raise InvalidRequest(f"{field}={brief(value)}: must be a text or a list")
     if value and type(value[0]) is int:
         return [token_ids(value, field)]
     context.check_count(len(value), field)
-    return [_one_text(each, f"{field}[{place}]") for place, each in enumerate(value)]
+    return [
+        token_ids(each, f"{field}[{place}]")
+        if isinstance(each, list)
+        else read_part(each, f"{field}[{place}]", context)
+        for place, each in enumerate(value)
+    ]
 
 
-def _one_text(value: Any, where: str) -> Text:
-    if isinstance(value, list):
-        return token_ids(value, where)
-    return check_text(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value, where)
+def read_parts(values: Any, field: str, context: EmbeddingContext) -> list[Asked]:
+    """Return the texts and pictures of the list `field`, as many as a request may have. Raises InvalidRequest naming the place and the rule."""
+    if not isinstance(values, list):
+        raise InvalidRequest(f"must be a list of texts, is {brief(values)}").of(field)
+    context.check_count(len(values), field)
+    return [read_part(each, f"{field}[{place}]", context) for place, each in enumerate(values)]
+
+
+def read_part(value: Any, where: str, context: EmbeddingContext, *, may_be_empty: bool = False) -> Asked:
+    """Return a text, or what an object has alone: the text of `text`, or the picture of `image` or `image_url`; see `read_image`.
+
+    Raises InvalidRequest naming its place `where` and the rule.
+    """
+    if isinstance(value, (Picture, PictureUrl)):
+        return value
+    names = value.keys() - {"type"} if isinstance(value, dict) else ()
+    if names == {"text"}:
+        return check_text(value["text"], where, may_be_empty=may_be_empty)
+    if names in ({"image"}, {"image_url"}):
+        (name,) = names
+        return read_image(value[name], f"{where}.{name}", context.images)
+    return check_text(value, where, may_be_empty=may_be_empty)
 
 
 def token_ids(value: Any, where: str) -> list[int]:
@@ -178,14 +203,14 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def text_of_content(value: Any, where: str) -> Any:
-    """Return the text of an object whose `content` is a list of one text. Raises InvalidRequest naming its place `where`."""
+def read_content(value: Any, where: str, context: EmbeddingContext) -> Asked:
+    """Return the text or the picture of an object whose `content` is a text, or a list of one part. Raises InvalidRequest naming its place `where`."""
     content = value.get("content") if isinstance(value, dict) else None
-    first = content[0] if isinstance(content, list) and len(content) == 1 else None
-    if not isinstance(first, dict) or first.get("type") != "text":
-        rule = "must be an object whose `content` is a list of one text: {type: text, text: ...}"
+    parts = [content] if isinstance(content, str) else content
+    if not isinstance(parts, list) or len(parts) != 1 or not isinstance(parts[0], (str, dict)):
+        rule = "must be an object whose `content` is a list of one text or image: no model here fuses several to one vector"
         raise InvalidRequest(f"{where}={brief(value)}: {rule}")
-    return first.get("text")
+    return read_part(parts[0], where, context)
 
 
 # Rankings and labels.
@@ -212,31 +237,45 @@ def read_ranking(
 ) -> TextWork[list[Ranked]]:
     """Return the work of ranking `documents`, the list `field`, by `query`, which writes the documents, the best first.
 
-    A document is a text, or an object with `text`; it may be empty. Each pair of the query and a document is tokenized, batched and cut as any other pair of
-    texts: the longer of both first. Raises InvalidRequest naming the field, and ModelNotFound, also if the model does not rank.
+    A document is a text, which may be empty, an object with `text`, or a picture; and so is the query. Each pair of the query and a document is tokenized,
+    batched and cut as any other pair of texts: the longer of both first. A model with a vision tower compares vectors instead. Raises InvalidRequest naming
+    the field, and ModelNotFound, also if the model does not rank.
     """
     if form.top_n is not None and form.top_n < 1:
         raise InvalidRequest("must be 1 or more").of("top_n", str(form.top_n))
-    query = check_text(query, "query")
+    query = read_part(query, "query", exchange.context)
     if not isinstance(documents, list):
         raise InvalidRequest(f"must be a list of texts, is {brief(documents)}").of(field)
     exchange.context.check_count(len(documents), field)
-    texts = [_document(each, f"{field}[{index}]") for index, each in enumerate(documents)]
-    encoder = exchange.choose(model, TextTask.RERANK)
+    texts = [_document(each, f"{field}[{index}]", exchange.context) for index, each in enumerate(documents)]
+    encoder = exchange.choose(model, TextTask.RERANK, [query, *texts])
+    vision = encoder.facts.vision
 
     def write(encoded: Encoded) -> list[Ranked]:
-        best = ranking(relevance(encoder, encoded, raw=form.raw), form.top_n)
-        return [Ranked(each.index, each.score, texts[each.index]) for each in best] if form.with_texts else best
+        if vision is not None:
+            logits = vision.logits(encoded.vectors[-1:], encoded.vectors[:-1])
+            scores = (logits if form.raw else vision.probabilities(logits))[0].tolist()
+        else:
+            scores = relevance(encoder, encoded, raw=form.raw)
+        best = ranking(scores, form.top_n)
+        return [Ranked(each.index, each.score, _shown(texts[each.index])) for each in best] if form.with_texts else best
 
-    return TextWork(encoder, [(query, text) for text in texts], write)
+    if vision is None:
+        pairs: list[Any] = [(query, text) for text in texts]
+        return TextWork(encoder, pairs, write)
+    return TextWork(encoder, [*texts, query], write, sides=Sides(field, "query", len(texts)))
 
 
-def _document(value: Any, where: str) -> str:
-    if isinstance(value, dict):
+def _document(value: Any, where: str, context: EmbeddingContext) -> Asked:
+    if isinstance(value, dict) and not value.keys() & {"image", "image_url"}:
         if "text" not in value:
             raise InvalidRequest(f"{where}.text: is missing")
         return check_text(value["text"], f"{where}.text", may_be_empty=True)
-    return check_text(value, where, may_be_empty=True)
+    return read_part(value, where, context, may_be_empty=True)
+
+
+def _shown(text: Asked) -> str | None:
+    return text if isinstance(text, str) else None
 
 
 def relevance(encoder: Encodes, encoded: Encoded, *, raw: bool) -> list[float]:
@@ -258,6 +297,34 @@ class Label(Struct):
 
     label: str
     score: float
+
+
+_LONGEST_TEMPLATE, _MOST_SCORES = 256, 100_000  # the texts and the scores of a request grow with both of its lists
+
+
+def zero_shot(
+    exchange: TextExchange, texts: list[Asked], labels: list[str], template: str, model: str | None, *, raw: bool
+) -> TextWork[list[list[Label]]]:
+    """Return the work of choosing among `labels` for each picture or text, which writes the labels of each as `labelled` does. A label is compared as the
+    text that `template` makes of it in place of {}. Raises InvalidRequest naming the field, and ModelNotFound, also if the model has no vision tower."""
+    if template.count("{}") != 1 or len(template) > _LONGEST_TEMPLATE:
+        rule = f"must have {{}} once, in place of a label, and at most {_LONGEST_TEMPLATE} characters"
+        raise InvalidRequest(rule).of("hypothesis_template", brief(template))
+    exchange.context.check_count(len(labels), "labels")
+    if len(texts) * len(labels) > _MOST_SCORES:
+        rule = f"has {len(labels)} for each of {len(texts)} in input, must have at most {_MOST_SCORES:,} together"
+        raise InvalidRequest(f"labels: {rule}")
+    hypotheses = [template.replace("{}", check_text(label, f"labels[{index}]")) for index, label in enumerate(labels)]
+    encoder = exchange.choose(model, TextTask.EMBED, texts, sees=True)
+    vision, facts, count = encoder.facts.vision, encoder.facts._replace(labels=tuple(labels)), len(texts)
+    if vision is None:
+        raise no_images(encoder.name).about("labels")
+
+    def write(encoded: Encoded) -> list[list[Label]]:
+        logits = vision.logits(encoded.vectors[:count], encoded.vectors[count:])
+        return labelled(encoded._replace(vectors=logits), facts, raw=raw, independent=vision.independent)
+
+    return TextWork(encoder, [*texts, *hypotheses], write, sides=Sides("input", "labels", count))
 
 
 def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:

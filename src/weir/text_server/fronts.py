@@ -15,6 +15,7 @@ import msgspec
 
 from weir.fronts.messages import LONGEST_TOKENS
 from weir.fronts.remote import RemoteHandle
+from weir.images import ImageLimits
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
@@ -181,6 +182,7 @@ class TextsInFronts:
     specs: Sequence[TextModelSpec]
     budgets: "dict[str, Budget]"
     max_texts: int
+    images: ImageLimits = ImageLimits()
 
     def load(self) -> None:
         """See FrontProduct."""
@@ -197,7 +199,7 @@ class TextsInFronts:
         }
         self._hot: set[str] = set()
         counts, clients = FrontCounts(counting), FrontClients(counting)
-        self._context = EmbeddingContext(self._encoders, http, self.max_texts, counts, clients)
+        self._context = EmbeddingContext(self._encoders, http, self.max_texts, counts, clients, images=self.images)
         models.changed.append(self._attach)
         return [FastTexts(api.texts, self._hot) for api in text_apis(self._context)]
 

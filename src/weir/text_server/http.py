@@ -18,7 +18,7 @@ from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, HttpEndpoint, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
-from weir.protocols.account import CLAIM, Account
+from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.exchange import PassedOn
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, charge_body
@@ -36,6 +36,7 @@ from weir.protocols.response import (
 from weir.text_models.texts import TextOutput
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextCall, TextExchange, TextWork, numbers_of
+from weir.text_server.pictures import UPLOADS, has_pictures, is_upload, read_upload
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
@@ -155,6 +156,11 @@ class ErrorForm(NamedTuple):
 HttpWork = TextWork[HttpResponse | Listing]
 
 
+def content_type_of(headers: Headers) -> str:
+    """Return the content type of the body of a request; "" if none is stated."""
+    return dict(headers).get(b"content-type", b"").decode("latin-1")
+
+
 @dataclass
 class TextEndpoint:
     """An endpoint for texts. It decorates the function that reads a request, whose `request` has the type of a body.
@@ -169,6 +175,7 @@ class TextEndpoint:
         errors: how it writes errors.
         variants: the endpoints of other products at the same path: a body with a field of this name is for that endpoint.
         aliases: further paths, for other clients.
+        uploads: whether it takes a picture as its body, and a form with files.
         read: reads a request. Raises InvalidRequest naming the field and the rule, and ModelNotFound.
         request: the type of a body.
     """
@@ -183,6 +190,7 @@ class TextEndpoint:
     errors: ErrorForm
     variants: "Mapping[str, TextEndpoint]" = field(default_factory=dict)
     aliases: Sequence[str] = ()
+    uploads: bool = False
     read: "Callable[[Any, HttpExchange], HttpWork]" = field(init=False)
     request: type[Any] = field(init=False)
 
@@ -193,7 +201,14 @@ class TextEndpoint:
 
     def work(self, exchange: "HttpExchange", headers: Headers, body: bytes) -> HttpWork:
         """Return what the request `exchange` with this body asks for. Raises what `read` raises."""
-        return self.work_of(exchange, forms.read_object(body))
+        return self.uploaded(exchange, headers, body) or self.work_of(exchange, forms.read_object(body))
+
+    def uploaded(self, exchange: "HttpExchange", headers: Headers, body: bytes) -> HttpWork | None:
+        """Return what an upload asks for; None if the request is none. Raises what `read` raises."""
+        if not self.uploads or not is_upload(content_type := content_type_of(headers)):
+            return None
+        document = read_upload(content_type, body, self.errors.field, exchange.context.max_texts)
+        return self.read(self._converted(document, strict=False), exchange)
 
     def work_of(self, exchange: "HttpExchange", document: dict[str, Any]) -> HttpWork:
         """Return what a decoded body without fields that are null asks for. Raises what `read` raises."""
@@ -205,8 +220,12 @@ class TextEndpoint:
 
     def request_of(self, document: dict[str, Any]) -> Any:
         """Return a decoded body as a value of the type `request`. Raises InvalidRequest about the field, naming the rule."""
+        return self._converted(document, strict=True)
+
+    def _converted(self, document: dict[str, Any], *, strict: bool) -> Any:
+        # The fields of a form are texts, also where numbers are meant.
         try:
-            return msgspec.convert(document, self.request)
+            return msgspec.convert(document, self.request, strict=strict)
         except msgspec.ValidationError as error:
             name, message = wrong_field(document, self.request, error)
             raise InvalidRequest(message).about(name) from None
@@ -215,7 +234,8 @@ class TextEndpoint:
         """Return its operation in OpenAPI. `error` is the type of errors."""
         others = [each.request for each in self.variants.values()]
         body = Annotated[Any, any_of(self.request, *others)] if others else self.request
-        return described_post(self.path, self.summary, body, self.example, self.response, error)
+        uploads = UPLOADS if self.uploads else ()
+        return described_post(self.path, self.summary, body, self.example, self.response, error, uploads)
 
 
 @dataclass(eq=False, slots=True)
@@ -340,7 +360,11 @@ class AsgiTextCall(HttpTextCall):
         self.read(len(self.payload), self._work, self.compute)
 
     def _work(self) -> HttpWork:
-        charge_body(self.payload, dict(self.headers).get(b"content-type", b"").decode("latin-1"))
+        content_type = content_type_of(self.headers)
+        if is_upload(content_type):
+            charge_values(len(self.payload), partial(len, self.payload))
+        else:
+            charge_body(self.payload, content_type)
         return self.texts.endpoint.work(self.exchange, self.headers, self.payload)
 
     def compute(self, work: HttpWork) -> None:
@@ -460,9 +484,10 @@ class FastTextCall(HttpTextCall):
 
 
 def _has_small_response(work: HttpWork) -> bool:
-    """Return whether the response need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each."""
+    """Return whether the response need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each. The
+    ASGI application takes pictures, which may be fetched, and which a front cannot send on."""
     encoder, options = work.encoder, work.options
-    if TextOutput.TOKENS in options.outputs:
+    if TextOutput.TOKENS in options.outputs or has_pictures(work.texts):
         return False
     count = len(work.texts)
     if count <= SMALL_REQUEST:
@@ -523,8 +548,11 @@ class TextApi:
         return found
 
 
-def described_post(path: str, summary: str, request: Any, example: Any, response: Any, error: Any) -> dict[str, Any]:
-    """Return the OpenAPI operation of a POST for texts, with the headers that all of them read. `example` is a body as the type `request` declares it."""
-    body = {JSON: {"schema": request, "examples": {"1": {"value": example}}}}
+def described_post(
+    path: str, summary: str, request: Any, example: Any, response: Any, error: Any, others: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the OpenAPI operation of a POST for texts, with the headers that all of them read. `example` is a body as the type `request` declares it;
+    `others` are further content types."""
+    body = {JSON: {"schema": request, "examples": {"1": {"value": example}}}, **{kind: {} for kind in others}}
     parameters = described_headers(("X-Request-Timeout", "X-Request-Priority", "X-Client-Id", "X-Request-Id"))
     return operation("post", path, summary, response, error, tag="texts", parameters=parameters, body=body)

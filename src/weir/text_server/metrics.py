@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from weir.messages import Dispatch, Timing
 from weir.telemetry.recorder import SilentObserver
-from weir.text_models.texts import Tokens
+from weir.text_models.texts import IMAGE, Tokens
 
 _log = logging.getLogger("weir")
 
@@ -163,6 +163,7 @@ class TextCounts(Collector):
         self._dropped: defaultdict[str, int] = defaultdict(int)
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])  # calls, texts, cut
+        self.images: defaultdict[tuple[str, str], int] = defaultdict(int)  # that were computed, by model and frontend
 
     def answered(self, model: str, frontend: str, texts: int, truncated: int, calls: int = 1) -> None:
         """Count calls that were answered with `texts` vectors, of which `truncated` are of texts that were cut."""
@@ -199,6 +200,12 @@ class TextCounts(Collector):
             for place, counts in answered:
                 family.add_metric(place, counts[number])
             yield family
+        images = CounterMetricFamily(
+            "weir_images", "Images embedded, also counted in weir_texts.", labels=["model", "frontend"]
+        )
+        for place, count in list(self.images.items()):
+            images.add_metric(place, count)
+        yield images
         dropped = CounterMetricFamily(
             "weir_zeromq_dropped",
             "Messages dropped by the ZeroMQ frontend; the log gives the reasons.",
@@ -247,7 +254,8 @@ class PaddingMetrics(SilentObserver, Collector):
             return
         lengths = [length_of(request) for request in dispatch.requests]
         runs = [range(len(lengths))] if shapes.runs is None else shapes.runs(lengths)
-        area = sum(len(run) * max(shapes.fixed_length, *(lengths[place] for place in run)) for run in runs)
+        fixed = 0 if dispatch.requests[0].form.key == IMAGE else shapes.fixed_length
+        area = sum(len(run) * max(fixed, *(lengths[place] for place in run)) for run in runs)
         self.tokens[model] += sum(lengths)
         self.padding[model] += shapes.padding_cost * (area - sum(lengths))
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 import numpy
 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
+from weir.images import Picture
 from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of
 from weir.protocols.exchange import QueuedRequest
 from weir.text_models import Pooling
-from weir.text_models.texts import Text, TextOutput, Tokenized, TokenRule, Tokens
+from weir.text_models.texts import IMAGE, EncodedImage, Text, TextOutput, Tokenized, TokenRule, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def _each_term_once(terms: Any) -> Any:
     return numpy.stack([words, weights], axis=1)
 
 
-ReadyText = tuple[int, int, Tokens]  # the index of a text, the index of a piece of it, and the tokens of the piece
+# The index of a text, the index of a piece of it, and the tokens of the piece; or the index of a picture, 0, and the picture.
+ReadyText = tuple[int, int, Tokens | EncodedImage]
 
 
 class Deadline(NamedTuple):
@@ -208,9 +210,16 @@ class EncodeRequest:
         return self.handed_over == len(self.texts) and not self.is_tokenizing and not self.ready_texts
 
     def add_tokens(
-        self, place: int, found: Tokenized | list[Tokenized], normalize: bool, max_pooled: Sequence[bool] | None = None
+        self,
+        place: int,
+        found: Tokenized | list[Tokenized] | EncodedImage,
+        normalize: bool,
+        max_pooled: Sequence[bool] | None = None,
     ) -> list[ReadyText]:
-        """Store the tokens of a text or of its pieces; return what enters the queue for it. For the other arguments see PieceVectors."""
+        """Store the tokens of a text or of its pieces, or what a picture costs; return what enters the queue for it. For the other arguments see PieceVectors."""
+        if isinstance(found, EncodedImage):
+            self.counts[place] = found.tokens
+            return [(place, 0, found)]
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
         self.counts[place] = sum(counts)
@@ -345,7 +354,7 @@ class TextRequest(QueuedRequest):
         self,
         call: "Exchange",
         form: Form,
-        tokens: Tokens,
+        tokens: Tokens | EncodedImage,
         ended: Callable[[Any], None],
         *,
         deadline: float,
@@ -376,7 +385,10 @@ class TextPiece(TextRequest):
         self.request = request
         self.place, self.piece, tokens = ready
         call, deadline = request.call, request.deadline.at
-        form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=call.frontend, caller=call.caller)
+        key = IMAGE if isinstance(tokens, EncodedImage) else None  # pictures and texts share no batch
+        form = Form(
+            deadline - now, cost=cost, key=key, priority=request.key[0], frontend=call.frontend, caller=call.caller
+        )
         super().__init__(call, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
         if request.trace is not None:
             self.trace = request.trace.text_trace()
@@ -433,7 +445,7 @@ def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
 
 
 def _is_text(text: Any) -> bool:
-    return isinstance(text, str) or all(isinstance(part, str) for part in text)
+    return isinstance(text, (str, Picture)) or all(isinstance(part, str) for part in text)
 
 
 def with_place(error: WeirError, place: int) -> WeirError:

@@ -20,6 +20,7 @@ from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext, ProductInFronts
 from weir.frontends.http.application import AddedEndpoints
 from weir.frontends.http.fast.plan import RouteHandler
+from weir.images import ImageLimits
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.protocols.account import Account
@@ -65,11 +66,15 @@ class EmbeddingProduct:
     `models` have the directories of text models, or their ids on the Hugging Face Hub, as targets, and the settings of text models among their settings.
     """
 
-    def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
+    def __init__(
+        self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings, images: ImageLimits
+    ) -> None:
         """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = with_shares([read_model(model) for model in with_short_names(models)])
+        specs = [read_model(model)._replace(images=images) for model in with_short_names(models)]
+        self._specs = with_shares(specs)
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
+        self._images = images
         self._zeromq = zeromq
         self._clients = TextClients()
         self._counts = TextCounts(self._clients, self._transferred)
@@ -122,6 +127,7 @@ class EmbeddingProduct:
             self._counts,
             self._clients,
             context.registry.aliases,
+            images=self._images,
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
         self._byte_meters = methods_of(context.observers, "transferred")
@@ -141,7 +147,7 @@ class EmbeddingProduct:
         from weir.text_server.fronts import TextsInFronts  # most servers have one front: themselves
 
         specs = [spec._replace(pool=None) for spec in self._specs]
-        return ProductInFronts(TextsInFronts(specs, self._budgets, self._callers.max_texts), self)
+        return ProductInFronts(TextsInFronts(specs, self._budgets, self._callers.max_texts, self._images), self)
 
     def turns(self, handle: "ModelHandle") -> Encoder | None:
         """See DispatcherProduct."""
@@ -259,7 +265,7 @@ async def compose(settings: Settings, progress: Callable[[str], Progress]) -> Te
     For `progress` see `EmbeddingProduct.calibrate`. Raises SettingsError naming the file of a model that cannot be used, and the error with which a
     worker fails to start.
     """
-    product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
+    product = EmbeddingProduct(settings.models, *map(settings.more.__getitem__, ("Callers", "ZeroMQ", "Images")))
     await product.calibrate(progress)
     return TextServer(settings._replace(models=product.models), product)
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import SettingsError, counted
+from weir.images import ImageLimits
 from weir.protocols import PORT
 from weir.settings import (
     MODEL_PARTS,
@@ -66,7 +67,7 @@ class ZeroMqSettings(Checked):
 
 
 TEXT_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
-TEXT_SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}
+TEXT_SERVER_PARTS = {"Callers": CallerSettings, "Images": ImageLimits, "ZeroMQ": ZeroMqSettings}
 
 
 # A small model that can be installed from the package index.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
 from weir.config import stated_settings, that_affect_speed
-from weir.errors import SettingsError
+from weir.errors import InvalidRequest, SettingsError
+from weir.images import ImageLimits, Picture, look
 from weir.profiling.machine import memory_of
 from weir.text_models import (
     OF_TOKENS,
@@ -32,13 +33,13 @@ from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, 
 from weir.text_models.packing import read_ranges
 from weir.text_models.recipe import dimensions_of, read_files
 from weir.text_models.runtime import may_use_gpu
-from weir.text_models.texts import TextOutput
+from weir.text_models.texts import EncodedImage, TextOutput
 from weir.text_server.calibration import MAX_TOKENS, Budget, Measurement, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.requests import max_pooled_places
-from weir.text_server.texts import TextFacts, TextTask, WorkersUse
+from weir.text_server.texts import TextFacts, TextTask, VisionFacts, WorkersUse
 from weir.text_server.tokenizing import TokenizerThreads
 from weir.workers.cpus import affinity, cpu_count, cpu_quota
 from weir.workers.process.shared import SharedPool, WorkersNeed, environment_of, share_workers
@@ -58,6 +59,7 @@ class TextModelSpec(NamedTuple):
 
     `repository` is its id on the hub, without a revision; "" for a directory.
     `cpus` is its share of the CPUs that this process may use; None for all. `pool` has the workers that it shares with other models; None if it has its own.
+    `images` are the limits of pictures.
     """
 
     name: str
@@ -69,6 +71,7 @@ class TextModelSpec(NamedTuple):
     aliases: tuple[str, ...] = ()
     cpus: int | None = None
     pool: SharedPool | None = None
+    images: ImageLimits = ImageLimits()
 
     @property
     def listed(self) -> str:
@@ -172,7 +175,8 @@ class TextModelSpec(NamedTuple):
 
     def params(self, share: WorkerShare) -> dict[str, Any]:
         """Return the arguments of TextEncoder."""
-        return {"directory": str(self.directory), "text": self.text, "computing": self.computing, "share": share}
+        settings = {"text": self.text, "computing": self.computing, "images": self.images}
+        return {"directory": str(self.directory), **settings, "share": share}
 
     def worker_settings(self) -> dict[str, Any]:
         """Return the settings of the queue and the workers. Raises SettingsError for what only models that wait gain from."""
@@ -299,6 +303,8 @@ class ServedTextModel:
             )
         if self._late is not None:
             return (TextTask.EMBED_ALL, TextTask.RERANK)
+        if self._checkpoint.vision is not None:
+            return (TextTask.EMBED, TextTask.RERANK)
         return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.further))
 
     @property
@@ -378,11 +384,13 @@ class ServedTextModel:
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
             self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
         )  # fmt: skip
-        threads, facts = TokenizerThreads(self._tokenizer), self._facts(service)
+        vision, facts = self._checkpoint.vision, self._facts(service)
+        read_image = None if vision is None else partial(_looked, vision.image_tokens, self._spec.images)
+        threads = TokenizerThreads(self._tokenizer, look=read_image)
         return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts)
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
-        pooling = self.recipe.pooling
+        pooling, vision = self.recipe.pooling, self._checkpoint.vision
         return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
@@ -390,7 +398,17 @@ class ServedTextModel:
             dtype=_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision.value]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
             waiting=lambda: int(service.control.state(brief=True)["waiting"]), ready=lambda: not service.not_ready_reason,
+            vision=None if vision is None else VisionFacts(vision.logit_scale, vision.logit_bias or 0.0, vision.logit_bias is not None),
         )  # fmt: skip
+
+
+def _looked(tokens: int, limits: ImageLimits, picture: Picture) -> EncodedImage | InvalidRequest:
+    """Return the item of a picture, which costs `tokens`, or what its header breaks of `limits`."""
+    try:
+        look(picture.data, limits)
+    except InvalidRequest as error:
+        return error
+    return EncodedImage(picture.data, tokens)
 
 
 def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> str:

@@ -9,19 +9,24 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from weir.batching.settings import BatchingSettings
-from weir.errors import WeirError
+from weir.errors import InvalidRequest, WeirError
+from weir.images import Picture
 from weir.messages import Dispatch, Origin, Trace
+from weir.numerics import sigmoid, softmax
+from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Text, TextOutput, TokenDetail
 
 TEXTS_FIELD = "texts"  # the list of texts in errors, until a protocol gives it its own name
 
 
 def texts_bytes(texts: Sequence[Text]) -> int:
-    """Return about how many bytes of memory texts take: an object for each, and for each word and token id."""
+    """Return about how many bytes of memory texts take: an object for each, and for each word and token id; and the bytes of pictures."""
     return sum([_OBJECT_BYTES + _bytes_of(text) for text in texts])
 
 
 def _bytes_of(text: Any) -> int:
+    if isinstance(text, Picture):
+        return len(text.data)
     if isinstance(text, str) or not isinstance(text, Sequence):  # what is no text is refused later
         return len(text) if isinstance(text, str) else 0
     first = text[0] if len(text) else 0
@@ -61,6 +66,7 @@ class Encoded(NamedTuple):
         further: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
         details: the tokens of each text with their places in it, if they were asked for.
         decoded: the text of each list of token ids, if that was asked for.
+        images: how many of the texts are pictures.
     """
 
     vectors: NDArray[Any]
@@ -76,6 +82,7 @@ class Encoded(NamedTuple):
     written: bytes | None = None
     details: list[list[TokenDetail]] | None = None
     decoded: list[str] | None = None
+    images: int = 0
 
     @property
     def cut(self) -> list[int]:
@@ -121,6 +128,33 @@ class WorkersUse(NamedTuple):
     memory_bytes: list[int]
 
 
+class VisionFacts(NamedTuple):
+    """How a model with a vision tower compares a text with a picture: its logit is the cosine of their vectors times `scale`, plus `bias`.
+
+    With `independent` each logit says by itself whether the two belong together; otherwise one of several does.
+    """
+
+    scale: float
+    bias: float
+    independent: bool
+
+    def logits(self, vectors: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+        """Return the logits [n, m] of n vectors with m others."""
+        found: NDArray[Any] = self.scale * (unit_vectors(vectors) @ unit_vectors(others).T) + self.bias
+        return found
+
+    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+        """Return the probabilities of logits [n, m]: that the two belong together, or that it is this one of the m."""
+        return sigmoid(logits) if self.independent else softmax(logits)
+
+
+def no_images(name: str) -> InvalidRequest:
+    """Return the error for a picture that is sent to the model `name`, which has no vision tower."""
+    return InvalidRequest(
+        f"model {name!r} reads no images, as it has no vision tower: name a model that has one, such as CLIP or SigLIP"
+    )
+
+
 class TextFacts(NamedTuple):
     """What a server tells of a text model, in addition to its name and its sizes.
 
@@ -143,6 +177,7 @@ class TextFacts(NamedTuple):
         use: returns what its workers take; None if nobody knows.
         waiting: returns how many texts wait; None if nobody knows.
         ready: returns whether the model accepts requests.
+        vision: how texts are compared with pictures; None for a model that reads none.
     """
 
     id: str = ""
@@ -162,6 +197,7 @@ class TextFacts(NamedTuple):
     use: Callable[[], WorkersUse] | None = None
     waiting: Callable[[], int] | None = None
     ready: Callable[[], bool] = lambda: True
+    vision: VisionFacts | None = None
 
 
 class TextOptions(NamedTuple):

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
-from weir.text_models.texts import Text, TokenDetail, Tokenized, TokenRule
+from weir.images import Picture
+from weir.text_models.texts import EncodedImage, Text, TokenDetail, Tokenized, TokenRule
 
 CHUNK = 64  # texts that a thread tokenizes in one call
 # A request of at most so many is tokenized on the event loop if its words are known, in about 0.1 ms.
@@ -48,7 +49,7 @@ class Tokenizes(Protocol):
         """Return the text of token ids; see `Tokenizer.decode`."""
 
 
-TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text
+TokenizeResult = Tokenized | list[Tokenized] | EncodedImage | WeirError  # a list holds the pieces of one text
 
 
 class TokenizeRequest(NamedTuple):
@@ -59,11 +60,15 @@ class TokenizeRequest(NamedTuple):
     done: Callable[[Sequence[TokenizeResult]], None]
 
 
-class TokenizerThreads:
-    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes."""
+Look = Callable[[Picture], EncodedImage | InvalidRequest]
 
-    def __init__(self, tokenizer: Tokenizes, threads: int = 2) -> None:
+
+class TokenizerThreads:
+    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes. They `look` at pictures, too."""
+
+    def __init__(self, tokenizer: Tokenizes, threads: int = 2, look: Look | None = None) -> None:
         self.tokenizer = tokenizer
+        self._look = look
         self.count = threads
         self._urgent: deque[TokenizeRequest] = deque()
         self._bulk: deque[TokenizeRequest] = deque()
@@ -168,13 +173,23 @@ class TokenizerThreads:
         found: dict[int, Sequence[TokenizeResult]] = {}
         for rule, members in groups.items():
             texts = [text for request in members for text in request.texts]
-            results = iter(self.tokenizer.encode(texts, rule))
+            results = iter(self._read(texts, rule))
             for request in members:
                 mine: list[TokenizeResult] = [next(results) for _ in request.texts]
                 if rule.split:
                     mine = [self._split(request, *each) for each in zip(request.texts, mine, strict=True)]
                 found[id(request)] = mine
         return [found[id(request)] for request in requests]
+
+    def _read(self, texts: Sequence[Text], rule: TokenRule) -> Sequence[TokenizeResult]:
+        """Return the tokens of each text, and of each picture what the look at it has found."""
+        if self._look is None:
+            return self.tokenizer.encode(texts, rule)
+        found: list[Any] = [self._look(text) if isinstance(text, Picture) else None for text in texts]
+        places = [place for place, each in enumerate(found) if each is None]
+        for place, tokens in zip(places, self.tokenizer.encode([texts[each] for each in places], rule), strict=True):
+            found[place] = tokens
+        return found
 
     def _split(self, request: TokenizeRequest, text: Text, result: TokenizeResult) -> TokenizeResult:
         """Return the pieces of a text that was cut. Token ids stay cut, as they include special tokens that the caller placed."""

@@ -29,7 +29,7 @@ ENCODING = sorted(EXAMPLES.keys() - {"/tokenize", "/decode", "/detokenize"})  # 
 TEI = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/predict_tokens", "/tokenize", "/decode"}  # fmt: skip
 COHERE = {"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"}
 OPENAI = {"/v1/embeddings", "/embeddings", "/classify", "/score", "/detokenize", INFINITY_RERANK}
-FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode"}, {"id", "type", "description", "status"})]  # fmt: skip
+FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode", "/post"}, {"id", "type", "description", "status"})]  # fmt: skip
 KEYS = {path: keys for paths, keys in FORMS for path in paths}
 
 
@@ -97,7 +97,7 @@ def test_an_error_of_a_text_names_the_field_and_the_place(
     encoder.error = InvalidRequest("is wrong").at("texts", 0)
     answer = standing.post(path, EXAMPLES[path])
     encoder.error = None
-    field = next(name for name in ("input", "inputs", "texts", "documents") if name in EXAMPLES[path])
+    field = next(name for name in ("input", "inputs", "texts", "documents", "data") if name in EXAMPLES[path])
     assert (answer.status_code, message_of(answer)) == (422 if path in TEI else 400, f"{field}[0]: is wrong")
 
 

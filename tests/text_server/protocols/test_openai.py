@@ -131,7 +131,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": [3, "a"]}, "input", r"input\[1\]: must be a token id, is 'a'"),
     ({"input": [[3, -1]]}, "input", r"input\[0\]\[1\]: must be a token id"),
     ({"input": [[3], []]}, "input", r"input\[1\]: must not be empty"),
-    ({"input": {"a": 1}}, "input", "must be a text or a list"),
+    ({"input": {"a": 1}}, "input", "must be a text, is"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
     ({"input": "a", "dimensions": -1}, "dimensions", "must be 1 or more"),
     ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),

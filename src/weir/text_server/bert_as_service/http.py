@@ -15,13 +15,16 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
+from uuid import uuid4
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from weir._version import __version__
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.frontends.http.asgi import AsgiCall
+from weir.images import Picture
 from weir.messages import JSON, MSGPACK
 from weir.protocols import HttpSettings
 from weir.protocols.access import Control
@@ -36,7 +39,7 @@ from weir.protocols.response import (
 from weir.serving.handle import ModelHandle
 from weir.text_models import Pooling
 from weir.text_models.packing import packed
-from weir.text_models.texts import Ids, PlainText, Text, TextOptionFields, Words
+from weir.text_models.texts import Ids, Text, TextOptionFields, Words
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.http import (
@@ -51,6 +54,7 @@ from weir.text_server.http import (
     listing,
 )
 from weir.text_server.metrics import TextClients
+from weir.text_server.pictures import Asked, Part, has_pictures, read_image
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
 from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of
@@ -197,7 +201,7 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 class EncodeBody(TextOptionFields, forbid_unknown_fields=True):
     """A request for the vectors of texts."""
 
-    texts: Annotated[list[Annotated[Any, any_of(PlainText, Words, Ids)]], Meta(extra_json_schema={"minItems": 1})]
+    texts: Annotated[list[Annotated[Any, any_of(Part, Words, Ids)]], Meta(extra_json_schema={"minItems": 1})]
     id: Any = None
     is_tokenized: Annotated[bool | None, Meta(description="every text is a list of words")] = None
     pairs: Annotated[bool | None, Meta(description="every text is a list of two that belong together")] = None
@@ -263,12 +267,17 @@ def _unpacked(body: bytes) -> Any:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
-def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Text]:
+def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Asked]:
     texts, tokenized = fields.texts, fields.is_tokenized
     context.check_count(len(texts), "texts")
     if fields.pairs:
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
-    return [forms.read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+    return [
+        forms.read_part(text, f"texts[{place}]", context)
+        if isinstance(text, (dict, Picture))
+        else forms.read_text(_cleaned(text), f"texts[{place}]", tokenized)
+        for place, text in enumerate(texts)
+    ]
 
 
 def _cleaned(text: Any) -> Any:
@@ -355,6 +364,8 @@ class EncodeEndpoint(TextEndpoint):
     def work(self, exchange: HttpExchange, headers: Headers, body: bytes) -> HttpWork:
         """See TextEndpoint. The body may be JSON, msgpack or a form. Raises UnsupportedMediaType, too."""
         fields = dict(headers)
+        if (work := self.uploaded(exchange, headers, body)) is not None:
+            return work
         document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
         exchange.errors = ErrorForm(partial(_error_document, document.get("id")))
         work = self.work_of(exchange, document)
@@ -366,14 +377,84 @@ class EncodeEndpoint(TextEndpoint):
 _EXAMPLE = {"id": 1, "texts": ["First do it", "then do it right"]}
 
 
-@EncodeEndpoint("/encode", "Encode texts, as bert-as-service does", _EXAMPLE, EncodeAnswer, TextTask.EMBED)
+_ENCODE = "Encode texts and images, as bert-as-service and clip-as-service do"
+
+
+@EncodeEndpoint("/encode", _ENCODE, _EXAMPLE, EncodeAnswer, TextTask.EMBED, uploads=True)
 def encode(request: EncodeBody, exchange: TextExchange) -> HttpWork:
     """Read a request, whose response is written as JSON."""
     texts = _texts(request, exchange.context)
-    encoder = exchange.choose(request.model)
+    encoder = exchange.choose(request.model, TextTask.EMBED if has_pictures(texts) else None, texts)
     words, tokens = bool(request.is_tokenized), bool(request.show_tokens)
     options = forms.options_of(request, encoder, whole_words=words, want_tokens=tokens)
     return TextWork(encoder, texts, partial(_as_json, request.id), options)
+
+
+# clip-as-service, its successor.
+
+
+class ClipDocument(Struct):
+    """A text, or an image by its URL, as a data: URL or in base64."""
+
+    id: str | None = None
+    text: str | None = None
+    uri: str | None = None
+    blob: str | None = None
+
+
+class ClipRequest(Struct):
+    """A request for the vectors of documents."""
+
+    data: Annotated[list[ClipDocument], Meta(min_length=1)]
+    exec_endpoint: Literal["/", "/encode"] = msgspec.field(default="/", name="execEndpoint")
+    model: str | None = None
+
+
+class ClipAnswer(TypedDict):
+    """The documents with their vectors."""
+
+    data: list[dict[str, Any]]
+
+
+_DOCUMENTS = {"data": [{"text": "First do it"}]}
+_OF_DATA = ErrorForm(partial(_error_document, None), field="data")
+
+
+@TextEndpoint(
+    "/post",
+    "Encode documents, as clip-as-service does",
+    _DOCUMENTS,
+    ClipAnswer,
+    TextTask.EMBED,
+    name=NAME,
+    errors=_OF_DATA,
+)
+def post(request: ClipRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the vectors of documents."""
+    context, documents = exchange.context, request.data
+    context.check_count(len(documents), "data")
+    texts = [_content(each, f"data[{place}]", context) for place, each in enumerate(documents)]
+    encoder = exchange.choose(request.model, TextTask.EMBED, texts)
+
+    def items(vectors: NDArray[Any], start: int, stop: int) -> list[Any]:
+        found = zip(documents[start:stop], packed(vectors[start:stop]), strict=True)
+        return [{"id": each.id or uuid4().hex, "text": each.text, "embedding": vector} for each, vector in found]
+
+    def write(encoded: Encoded) -> Listing:
+        vectors = encoded.vectors
+        lead = {"header": {"execEndpoint": request.exec_endpoint}}
+        return listing(lead, "data", len(vectors), vectors.shape[1], partial(items, vectors))
+
+    return TextWork(encoder, texts, write)
+
+
+def _content(document: ClipDocument, where: str, context: EmbeddingContext) -> Asked:
+    given = [name for name in ("text", "uri", "blob") if getattr(document, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"{where}: must have one of text, uri and blob, has {', '.join(given) or 'none'}")
+    if document.text is not None:
+        return forms.check_text(document.text, f"{where}.text")
+    return read_image(getattr(document, given[0]), f"{where}.{given[0]}", context.images)
 
 
 class Encode(TextApi):
@@ -388,7 +469,7 @@ class Encode(TextApi):
             TextPage("get", "/status/client", "Show the requests of each client", dict[str, Any], self.client_status),
             TextPage("post", "/terminate", "Finish accepted requests and stop the server", EndNotice, self.terminate),
         ]
-        super().__init__(context, EncodeError, [encode], pages)
+        super().__init__(context, EncodeError, [encode, post], pages)
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""

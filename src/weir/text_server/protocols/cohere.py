@@ -3,6 +3,7 @@
 Fields that cannot change a response here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import uuid4
@@ -10,13 +11,14 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta, Struct
 
-from weir.errors import InvalidRequest, Unsupported, brief
+from weir.errors import InvalidRequest, brief
 from weir.protocols.response import HttpResponse, error_value, json_response
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
-from weir.text_server.http import ErrorForm, HttpWork, JsonList, Listing, TextApi, TextEndpoint
+from weir.text_server.http import ErrorForm, HttpExchange, HttpWork, JsonList, Listing, TextApi, TextEndpoint
+from weir.text_server.pictures import Asked, Part, read_image
 from weir.text_server.protocols.openai import TokenUsage, usage_of
 from weir.text_server.texts import Encoded, TextTask, listed_name
 
@@ -39,9 +41,12 @@ class CohereEmbedRequest(Struct):
 
     texts: Annotated[list[PlainText], _SOME] | None = None
     inputs: Annotated[
-        list[Any] | None, Meta(description="texts in place of `texts`: [{content: [{type: text, text: ...}]}]")
+        list[Any] | None,
+        Meta(description="in place of `texts`, each with one text or image: [{content: [{type: text, text: ...}]}]"),
     ] = None
-    images: Any = None
+    images: Annotated[
+        Annotated[list[str], _SOME] | None, Meta(description="in place of `texts`: images as data: URLs")
+    ] = None
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
     input_type: Annotated[
         str | None, Meta(description="search_query, search_document, classification or clustering")
@@ -51,12 +56,13 @@ class CohereEmbedRequest(Struct):
     output_dimension: Annotated[int | None, Meta(description="keeps the first numbers of each vector")] = None
 
     def __post_init__(self) -> None:
-        if self.images is not None or self.input_type == "image":
-            raise Unsupported("images: only texts are encoded here")
+        if self.input_type == "image":  # the images say so themselves
+            self.input_type = None
         if self.embedding_types == []:
             raise InvalidRequest(f"embedding_types: must name one or more of {', '.join(PACKINGS)}")
-        if self.inputs is not None and self.texts is not None:
-            raise InvalidRequest("texts, inputs: only one of them may be given")
+        given = [name for name in ("texts", "images", "inputs") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(f"{', '.join(given)}: only one of them may be given")
         if self.truncate not in _CUTS:
             known = ", ".join(filter(None, _CUTS))
             raise InvalidRequest(f"truncate={brief(self.truncate)}: must be one of {known}")
@@ -65,8 +71,8 @@ class CohereEmbedRequest(Struct):
 class CohereRerankRequest(Struct):
     """A request for the ranking of documents by how well they answer a query."""
 
-    query: PlainText
-    documents: Annotated[list[Any], Meta(min_length=1, description="texts, or objects with `text`")]
+    query: Part
+    documents: Annotated[list[Any], Meta(min_length=1, description="texts, or objects with `text` or `image`")]
     model: Annotated[str | None, Meta(description="the first one that ranks, if it is not given")] = None
     top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
     return_documents: Annotated[bool | None, Meta(description="/v1 has them unless it is false, /v2 if it is true")] = (
@@ -145,17 +151,15 @@ _EMBED = {"texts": _TEXTS, "input_type": "search_document", "embedding_types": [
 _RERANK = {"query": "What is a weir?", "documents": _TEXTS, "top_n": 1}
 
 
-def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Version) -> HttpWork:
+def read_embed(request: CohereEmbedRequest, exchange: HttpExchange, version: Version) -> HttpWork:
     """Return the work of a request for vectors. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
     types = request.embedding_types
     packings = [packing_named(name, "embedding_types") for name in dict.fromkeys(types or [Packing.FLOAT])]
     by_type = types is not None or version == "2"
-    texts, field = request.texts, "texts"
-    if request.inputs is not None:
-        texts = [forms.text_of_content(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)]
-        field = "inputs"
-    texts = forms.check_texts(texts, field, exchange.context)
-    encoder = exchange.choose(request.model, TextTask.EMBED)
+    field = next((name for name in ("images", "inputs") if getattr(request, name) is not None), "texts")
+    texts: Sequence[Asked] = _read(request, field, exchange.context)
+    exchange.errors = exchange.errors._replace(field=field)
+    encoder = exchange.choose(request.model, TextTask.EMBED, texts)
     truncate, direction = _CUTS[request.truncate]
     fields = TextOptionFields(
         dimensions=request.output_dimension,
@@ -173,7 +177,7 @@ def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Ver
         lead = {
             "id": str(uuid4()),
             "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
-            "texts": texts,
+            "texts": [text for text in texts if isinstance(text, str)],
             "meta": _meta(version, {"input_tokens": sum(encoded.counts)}),
         }
         opening = msgspec.json.encode(lead)[:-1] + b',"embeddings":' + (b"{" if by_type else b"")
@@ -186,6 +190,17 @@ def read_embed(request: CohereEmbedRequest, exchange: TextExchange, version: Ver
         return Listing(lists, b"]}}" if by_type else b"]}")
 
     return TextWork(encoder, texts, write, options)
+
+
+def _read(request: CohereEmbedRequest, field: str, context: EmbeddingContext) -> Sequence[Asked]:
+    """Return the texts and images of the list `field`. Raises InvalidRequest naming the place and the rule."""
+    if field == "texts":
+        return forms.check_texts(request.texts, field, context)
+    given = getattr(request, field)
+    context.check_count(len(given), field)
+    if field == "images":
+        return [read_image(each, f"images[{place}]", context.images) for place, each in enumerate(given)]
+    return [forms.read_content(each, f"inputs[{place}]", context) for place, each in enumerate(given)]
 
 
 def _packed_part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
@@ -218,10 +233,10 @@ def _rank(ranked: forms.Ranked) -> CohereRank:
 
 
 def _endpoints(version: Version) -> list[TextEndpoint]:
-    titles = "Encode texts, as Cohere does", "Rank documents, as Cohere and Jina do"
+    titles = "Encode texts and images, as Cohere does", "Rank documents, as Cohere and Jina do"
 
     @cohere_endpoint(f"/v{version}/embed", titles[0], _EMBED, CohereVectors, TextTask.EMBED)
-    def embed(request: CohereEmbedRequest, exchange: TextExchange) -> HttpWork:
+    def embed(request: CohereEmbedRequest, exchange: HttpExchange) -> HttpWork:
         return read_embed(request, exchange, version)
 
     @cohere_endpoint(f"/v{version}/rerank", titles[1], _RERANK, CohereRanking, TextTask.RERANK, errors=_OF_DOCUMENTS)

@@ -14,14 +14,15 @@ from uuid import uuid4
 from msgspec import Meta, Struct
 
 from weir._version import __version__
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest
 from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.response import Headers, HttpResponse, OpenAIError, json_response
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Ids, PlainText
 from weir.text_server import forms
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork, texts_of, tokens_of
-from weir.text_server.http import ErrorForm, HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage
+from weir.text_server.exchange import EmbeddingContext, Sides, TextExchange, TextWork, texts_of, tokens_of
+from weir.text_server.http import HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage
+from weir.text_server.pictures import Asked, Message, Part, has_pictures
 from weir.text_server.protocols.openai import (
     OPENAI_ERRORS,
     CutTo,
@@ -30,11 +31,10 @@ from weir.text_server.protocols.openai import (
     TextModelCard,
     TokenUsage,
     embeddings,
-    error_document,
     model_card,
     usage_of,
 )
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask, listed_name
+from weir.text_server.texts import Encoded, Encodes, TextOptions, TextTask, listed_name
 from weir.wire.schema import any_of
 
 VLLM = "vllm"
@@ -44,8 +44,8 @@ _SOME = Meta(min_length=1)
 class RerankRequest(Struct):
     """A request for the ranking of documents by how well they answer a query."""
 
-    query: PlainText
-    documents: Annotated[list[Any], _SOME]
+    query: Part
+    documents: Annotated[list[Part], _SOME]
     model: Annotated[str | None, Meta(description="the first one that ranks, if it is not given")] = None
     top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
     return_documents: bool | None = None
@@ -54,11 +54,15 @@ class RerankRequest(Struct):
 
 
 class ClassifyRequest(Struct):
-    """A request for the labels of texts."""
+    """A request for the labels of texts; with `labels`, for which of these fits each picture or text best, by a model with a vision tower."""
 
-    input: Annotated[list[PlainText], _SOME]
+    input: Annotated[list[Part], _SOME]
     model: Annotated[str | None, Meta(description="the first one that labels texts, if it is not given")] = None
     raw_scores: Annotated[bool | None, Meta(description="true: the model's numbers, not probabilities")] = None
+    labels: Annotated[list[PlainText], _SOME] | None = None
+    hypothesis_template: Annotated[str, Meta(description="the text of a label, which takes the place of {}")] = (
+        "This is a photo of {}."
+    )
 
 
 class Relevance(TypedDict):
@@ -119,17 +123,25 @@ def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     return ranking.written(write)
 
 
-@infinity_endpoint("/classify", "Label texts, as infinity does", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
+@infinity_endpoint("/classify", "Label texts and images", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
 def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for labels."""
-    texts = forms.check_texts(request.input, "input", exchange.context)
-    encoder = exchange.choose(request.model, TextTask.PREDICT)
+    raw = bool(request.raw_scores)
+    if request.labels is None:
+        texts = forms.check_texts(request.input, "input", exchange.context)
+        encoder = exchange.choose(request.model, TextTask.PREDICT)
+        write_labels = partial(forms.labelled, facts=encoder.facts, raw=raw)
+        work = TextWork(encoder, texts, write_labels)
+    else:
+        pictures = forms.read_parts(request.input, "input", exchange.context)
+        template = request.hypothesis_template
+        work = forms.zero_shot(exchange, pictures, request.labels, template, request.model, raw=raw)
 
     def write(encoded: Encoded) -> HttpResponse:
-        data = forms.labelled(encoded, encoder.facts, raw=bool(request.raw_scores))
-        return json_response(ClassifyAnswer(object="classify", data=data, **_lead(encoder, encoded)))
+        data = work.write(encoded)
+        return json_response(ClassifyAnswer(object="classify", data=data, **_lead(work.encoder, encoded)))
 
-    return TextWork(encoder, texts, write)
+    return work.written(write)
 
 
 def _lead(encoder: Encodes, encoded: Encoded) -> InfinityAnswer:
@@ -160,8 +172,10 @@ class EmbeddingsEndpoint(OpenAIEndpoint):
         return work.written(lambda encoded: _identified(work.write(encoded)))
 
 
-_ENCODE = "Encode texts, as infinity does"
-embed = EmbeddingsEndpoint("/embeddings", _ENCODE, _TEXTS, InfinityEmbeddingsAnswer, TextTask.EMBED)(embeddings.read)
+_ENCODE = "Encode texts and images, as infinity does"
+embed = EmbeddingsEndpoint(
+    "/embeddings", _ENCODE, _TEXTS, InfinityEmbeddingsAnswer, TextTask.EMBED, variants=embeddings.variants, uploads=True
+)(embeddings.read)
 
 
 def _identified(written: HttpResponse | Listing) -> HttpResponse | Listing:
@@ -206,7 +220,10 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
         "owned_by": "infinity",
         "stats": stats,
         "backend": "weir",
-        "capabilities": [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES],
+        "capabilities": [
+            *(_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES),
+            *(["image_embed"] if facts.vision is not None else []),
+        ],
         "dtype": facts.dtype,
         "device": facts.device,
     }
@@ -215,7 +232,7 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
 # vLLM.
 
 
-_Side = Annotated[Any, any_of(PlainText, list[PlainText], None)]
+_Side = Annotated[Any, any_of(Part, Message, list[Annotated[Any, any_of(Part, Message)]], None)]
 # vLLM's names of the two sides of pairs.
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
@@ -269,11 +286,11 @@ def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
     if len(first) not in (1, count):
         raise InvalidRequest(f"has {len(first)} texts, must have 1, or as many as {names[1]}: {count}").of(names[0])
     able = [context.encoder(request.model)] if request.model else context.encoders.values()
-    ranks = any(TextTask.RERANK in each.facts.tasks for each in able)
-    encoder = exchange.choose(request.model, TextTask.RERANK if ranks else TextTask.EMBED)
+    by_pairs = not has_pictures([*first, *second]) and any(TextTask.RERANK in each.facts.tasks for each in able)
+    encoder = exchange.choose(request.model, TextTask.RERANK if by_pairs else TextTask.EMBED, [*first, *second])
+    ranks = by_pairs and encoder.facts.vision is None
     options = TextOptions(truncate_left=forms.cuts_left(request.truncation_side))
     options = forms.cut_to(options, request.truncate_prompt_tokens, encoder)
-    exchange.errors = ErrorForm(partial(_error_at_side, names, count))
 
     def write(encoded: Encoded) -> HttpResponse:
         if ranks:
@@ -284,25 +301,20 @@ def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(found)]
         return json_response({"object": "list", "data": data, **_lead(encoder, encoded)})
 
-    pairs = list(zip(first * count if len(first) == 1 else first, second, strict=True))
-    return TextWork(encoder, pairs if ranks else [*second, *first], write, options)
+    pairs: Any = list(zip(first * count if len(first) == 1 else first, second, strict=True))
+    sides = Sides(names[1], names[0], count)
+    return TextWork(encoder, pairs if ranks else [*second, *first], write, options, sides=sides)
 
 
-def _error_at_side(names: tuple[str, str], count: int, error: BaseException, development: bool) -> OpenAIError:
-    """Return the document for `error`, which names the text at fault by its side and its index there. The texts of the first side follow the `count` of the
-    second."""
-    if isinstance(error, WeirError) and error.field == TEXTS_FIELD:
-        side, index = divmod(error.place or 0, count)
-        error = error.at(names[1 - side], index)
-    return error_document(error, development)
-
-
-def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
+def _side(value: Any, name: str, context: EmbeddingContext) -> list[Asked]:
     if value is None:
         raise InvalidRequest("is missing").of(name)
     values = value if isinstance(value, list) else [value]
-    texts = [forms.text_of_content(each, name) if isinstance(each, dict) else each for each in values]
-    return forms.check_texts(texts, name, context)
+    parts = [
+        forms.read_content(each, name, context) if isinstance(each, dict) and "content" in each else each
+        for each in values
+    ]
+    return forms.read_parts(parts, name, context)
 
 
 @infinity_endpoint(

@@ -15,6 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
+from weir.images import Picture
 from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
@@ -26,6 +27,7 @@ from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.http import TextHead, mark_headers
+from weir.text_server.pictures import as_bmp
 from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
 
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
+# What a request to a model with a vision tower may have in place of texts: pixels in red, green and blue; or image files, as BYTES.
+IMAGE_INPUT = Tensor("image", "UINT8", (-1, -1, -1, 3))
 VECTORS, TRUNCATED = "output", "truncated"
 SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
 # The tensors of a response in addition to the first two, which are only answered where a request names them, by the output that they are of.
@@ -75,14 +79,15 @@ def read_tensors(
     """Return the work of `request`, which writes the arrays of the response. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
     parameters = request.parameters
     tokenized = _flag(parameters, "is_tokenized")
-    (name,) = (tensor.name for tensor in INPUTS)
-    if len(request.inputs) != 1 or request.inputs[0].name != name:
+    known = [tensor.name for tensor in inputs_of(encoder)]
+    if len(request.inputs) != 1 or request.inputs[0].name not in known:
         names = ", ".join(repr(value.name) for value in request.inputs) or "none"
-        raise InvalidRequest(f"tensors {names}: must be {name!r} alone")
+        raise InvalidRequest(f"tensors {names}: must be {' or '.join(map(repr, known))} alone")
     value = request.inputs[0]
-    exchange.context.check_count(len(value.array) if value.array.ndim else 1, f"tensor {name!r}")
+    is_one = not value.array.ndim or (value.datatype == IMAGE_INPUT.datatype and value.array.ndim == 3)
+    exchange.context.check_count(1 if is_one else len(value.array), f"tensor {value.name!r}")
     keep = parameters.get("dimensions")
-    texts = _texts(value, tokenized)
+    texts = _pictures(value) if value.name == IMAGE_INPUT.name else _texts(value, tokenized)
     fields = TextOptionFields(
         dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
         truncate=_flag(parameters, "truncate"),
@@ -138,6 +143,21 @@ def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
             "is_tokenized [texts, words]"
         )
     return [_decoded(value, row, text) for row, text in enumerate(rows)]
+
+
+def _pictures(value: TensorValue) -> list[Text]:
+    array, shape = value.array, value.array.shape
+    if value.datatype == "BYTES" and len(shape) == 1:
+        return [Picture(each) for each in array.tolist()]
+    if value.datatype != IMAGE_INPUT.datatype or len(shape) not in (3, 4) or shape[-1] != 3 or not array.size:
+        rule = "must be UINT8 [height, width, 3] or [images, height, width, 3], or BYTES [images] with image files"
+        raise InvalidRequest(f"tensor {value.name!r}: has datatype {value.datatype!r} and shape {list(shape)}, {rule}")
+    return [Picture(as_bmp(pixels)) for pixels in array.reshape(-1, *shape[-3:])]
+
+
+def inputs_of(encoder: Encodes) -> Sequence[Tensor]:
+    """Return the tensors of which a request has one."""
+    return INPUTS if encoder.facts.vision is None else (*INPUTS, IMAGE_INPUT)
 
 
 def _ids(value: TensorValue, tokenized: bool | None) -> list[Text]:
@@ -280,8 +300,8 @@ class TextInference(Inference):
         )
 
     def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
-        """Return the tensors of a request. Token ids are accepted too, as INT32 or INT64."""
-        return INPUTS
+        """Return the tensors of which a request has one. Token ids are accepted too, as INT32 or INT64, and image files, as BYTES."""
+        return inputs_of(self._encoder)
 
     def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the tensors of a response."""
@@ -299,7 +319,7 @@ class TextInference(Inference):
             encoded = await exchange.run(work)
         except WeirError as error:
             exchange.refused(kserve_code(error))
-            raise error.renamed({TEXTS_FIELD: f"tensor {INPUTS[0].name!r}"}) from error.__cause__
+            raise error.renamed({TEXTS_FIELD: f"tensor {request.inputs[0].name!r}"}) from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
         arrays = work.write(encoded)

@@ -4,7 +4,7 @@ A text that is longer than the model reads is cut, unless the settings refuse it
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
@@ -37,7 +37,7 @@ from weir.text_models.packing import (
     unit_vectors,
     written_numbers,
 )
-from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, TextOptionFields, TextOutput
+from weir.text_models.texts import TOO_LONG, Ids, Outputs, TextOptionFields, TextOutput
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextWork
 from weir.text_server.http import (
@@ -50,6 +50,7 @@ from weir.text_server.http import (
     TextPage,
     listing,
 )
+from weir.text_server.pictures import Asked, Message, Part, read_image
 from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextTask, Truncated, listed_name
 from weir.wire.schema import any_of
 
@@ -67,6 +68,8 @@ OPENAI_ERRORS = ErrorForm(error_document, field="input")
 NAME = "openai"
 UNKNOWN = "/v1/{path:path}"
 _SOME = Meta(min_length=1)
+_IMAGE = "image"
+_MODALITIES = ("text", _IMAGE)
 _NO = Meta(extra_json_schema={"enum": [False, None]})
 _LONGEST_USER = 512  # characters, as the latest users are kept in memory
 
@@ -77,24 +80,9 @@ CutTo = Annotated[
 ]
 
 
-class JinaText(Struct, forbid_unknown_fields=True):
-    """A text as Jina's clients may send it."""
+class EmbeddingsFields(TextOptionFields, forbid_unknown_fields=True, kw_only=True):
+    """What a request for vectors states in addition to its texts. A field that is null counts as not given."""
 
-    text: PlainText
-
-
-class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
-    """A request for the vectors of texts. A field that is null counts as not given."""
-
-    input: Annotated[
-        Any,
-        any_of(
-            PlainText,
-            Annotated[list[Annotated[Any, any_of(PlainText, JinaText)]], _SOME],
-            Ids,
-            Annotated[list[Ids], _SOME],
-        ),
-    ]
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
     encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
     user: Annotated[str | None, Meta(extra_json_schema={"maxLength": _LONGEST_USER})] = None
@@ -109,7 +97,7 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     truncate_prompt_tokens: CutTo = None
     truncation_side: Annotated[str | None, Meta(description="as truncation_direction")] = None
     # Infinity's.
-    modality: Annotated[str | None, Meta(extra_json_schema={"enum": ["text", None]})] = None
+    modality: Annotated[str | None, Meta(extra_json_schema={"enum": [*_MODALITIES, None]})] = None
     # Fields of OpenAI's clients, or of programs for several servers, that do not affect the vectors.
     safety_identifier: Any = None
     prompt_cache_key: Any = None
@@ -121,8 +109,8 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
         for name in ("late_chunking", "return_multivector"):
             if getattr(self, name):
                 raise InvalidRequest("must be false: a text has one vector of its own here").of(name, "true")
-        if self.modality not in (None, "text"):
-            raise InvalidRequest("must be text").of("modality", brief(self.modality))
+        if self.modality not in (None, *_MODALITIES):
+            raise InvalidRequest(f"must be {' or '.join(_MODALITIES)}").of("modality", brief(self.modality))
         if self.task is not None and self.input_type is not None:
             raise InvalidRequest("task, input_type: only one of them may be given").about("task")
         if self.user and len(self.user) > _LONGEST_USER:
@@ -133,6 +121,18 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
         self.dimensions = self.dimensions or None  # infinity's client sends 0 for all
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidRequest("must be 1 or more").of("dimensions", str(self.dimensions))
+
+
+class EmbeddingsRequest(EmbeddingsFields, forbid_unknown_fields=True, kw_only=True):
+    """A request for the vectors of texts and pictures. With the modality `image` each text is a picture in base64, or its URL."""
+
+    input: Annotated[Any, any_of(Part, Annotated[list[Part], _SOME], Ids, Annotated[list[Ids], _SOME])]
+
+
+class MessagesRequest(EmbeddingsFields, forbid_unknown_fields=True, kw_only=True):
+    """A request for the vector of one text or picture, which is the content of vLLM's messages."""
+
+    messages: Annotated[list[Message], _SOME]
 
 
 class NumberedVector(TypedDict):
@@ -255,16 +255,46 @@ class OpenAIEndpoint(TextEndpoint):
 _EXAMPLE = {"input": ["First do it", "then do it right"]}
 
 
-@OpenAIEndpoint("/v1/embeddings", "Encode texts, as OpenAI does", _EXAMPLE, EmbeddingsAnswer, TextTask.EMBED)
+_ENCODE, _MESSAGES = "Encode texts and images, as OpenAI does", "Encode the content of messages, as vLLM does"
+
+
+@TextEndpoint("/v1/embeddings", _MESSAGES, None, EmbeddingsAnswer, TextTask.EMBED, name=NAME, errors=OPENAI_ERRORS)
+def of_messages(request: MessagesRequest, exchange: HttpExchange) -> HttpWork:
+    """Read a request for the vector of messages."""
+    contents = [each.content if isinstance(each.content, list) else [each.content] for each in request.messages]
+    parts = [part for content in contents for part in content]
+    return _embeddings(request, [forms.read_content({"content": parts}, "messages", exchange.context)], exchange)
+
+
+@OpenAIEndpoint(
+    "/v1/embeddings",
+    _ENCODE,
+    _EXAMPLE,
+    EmbeddingsAnswer,
+    TextTask.EMBED,
+    variants={"messages": of_messages},
+    uploads=True,
+)
 def embeddings(request: EmbeddingsRequest, exchange: HttpExchange) -> HttpWork:
     """Read a request for vectors."""
+    context = exchange.context
     try:
-        texts = forms.read_texts(request.input, "input", exchange.context)
+        if request.modality == _IMAGE:
+            given = request.input if isinstance(request.input, list) else [request.input]
+            context.check_count(len(given), "input")
+            images = [read_image(each, f"input[{place}]", context.images) for place, each in enumerate(given)]
+            texts: Sequence[Asked] = images
+        else:
+            texts = forms.read_texts(request.input, "input", context)
     except InvalidRequest as error:
         raise error.about("input") from None
+    return _embeddings(request, texts, exchange)
+
+
+def _embeddings(request: EmbeddingsFields, texts: Sequence[Asked], exchange: HttpExchange) -> HttpWork:
     field = "encoding_format" if request.encoding_format else "embedding_type"
     exchange.client = request.user or ""
-    encoder = exchange.choose(request.model, None if request.outputs else TextTask.EMBED)
+    encoder = exchange.choose(request.model, None if request.outputs else TextTask.EMBED, texts)
     facts, normalized = encoder.facts, request.normalized
     options = forms.cut_to(
         forms.options_of(request, encoder, outputs=request.outputs), request.truncate_prompt_tokens, encoder

@@ -52,6 +52,7 @@ from weir.text_server.http import (
     TextPage,
     listing,
 )
+from weir.text_server.pictures import Asked, Part
 from weir.text_server.protocols.infinity import rerank as infinity_rerank
 from weir.text_server.protocols.infinity import tokenize as vllm_tokenize
 from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask, listed_name
@@ -63,7 +64,7 @@ NAME = "tei"
 OUTPUT_OF_TASK = {TextTask.EMBED: ("dense",), TextTask.EMBED_ALL: ("tokens",), TextTask.EMBED_SPARSE: ("sparse",)}
 
 _SOME = Meta(min_length=1)
-_Inputs = any_of(PlainText, Annotated[list[PlainText], _SOME], Ids, Annotated[list[Ids], _SOME])
+_Inputs = any_of(Part, Annotated[list[Part], _SOME], Ids, Annotated[list[Ids], _SOME])
 
 
 class TeiError(TypedDict):
@@ -82,10 +83,10 @@ class EmbedRequest(TextOptionFields, forbid_unknown_fields=False):
 
 
 class SentencePair(Struct):
-    """A sentence, and those that it is compared with."""
+    """A sentence or a picture, and those that it is compared with."""
 
-    source_sentence: PlainText
-    sentences: Annotated[list[PlainText], _SOME]
+    source_sentence: PlainText | dict[str, Any]
+    sentences: Annotated[list[PlainText | dict[str, Any]], _SOME]
 
 
 class SimilarityRequest(Struct):
@@ -227,7 +228,7 @@ def embed_sparse(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
 def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) -> HttpWork:
     """Return the work of making a vector for each text, one for each of its tokens, or its terms, by the `task`."""
     texts = forms.read_texts(request.inputs, "inputs", exchange.context)
-    encoder = exchange.choose(request.model, task)
+    encoder = exchange.choose(request.model, task, texts)
     if task is TextTask.EMBED_SPARSE:
         request.dimensions = None  # of dense vectors alone
     unit_length = request.normalize is not False and task is TextTask.EMBED
@@ -252,9 +253,9 @@ def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) ->
 @TeiEndpoint("/similarity", "Compare a sentence with others, as TEI does", _PAIRS, list[float], TextTask.EMBED)
 def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for how similar sentences are to another, by the function of the model."""
-    source = forms.check_text(request.inputs.source_sentence, "inputs.source_sentence")
-    texts = [source, *forms.check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
-    encoder = exchange.choose(request.model, TextTask.EMBED)
+    source = forms.read_part(request.inputs.source_sentence, "inputs.source_sentence", exchange.context)
+    texts = [source, *forms.read_parts(request.inputs.sentences, "inputs.sentences", exchange.context)]
+    encoder = exchange.choose(request.model, TextTask.EMBED, texts)
 
     def write(encoded: Encoded) -> HttpResponse:
         found = similarities(encoded.vectors[0], encoded.vectors[1:], encoder.facts.similarity)
@@ -630,7 +631,7 @@ def _sequence(value: Any, where: str) -> Text:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def compute_headers(encoder: Encodes, texts: Sequence[Text], encoded: Encoded) -> Headers:
+def compute_headers(encoder: Encodes, texts: Sequence[Asked], encoded: Encoded) -> Headers:
     """Return TEI's headers: how many characters and tokens were computed, and how long that took, in milliseconds."""
     phases = encoded.phases
     total = b"%d" % (1000 * phases.total)
@@ -646,8 +647,8 @@ def compute_headers(encoder: Encodes, texts: Sequence[Text], encoded: Encoded) -
     ]
 
 
-def characters(text: Text) -> int:
-    """Return how many characters a text or a pair has; token ids have none."""
+def characters(text: Asked) -> int:
+    """Return how many characters a text or a pair has; token ids and pictures have none."""
     return len(text) if isinstance(text, str) else sum(len(part) for part in text if isinstance(part, str))
 
 

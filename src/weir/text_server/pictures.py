@@ -1,0 +1,207 @@
+"""Pictures in requests: their forms in JSON, uploads of files, and URLs from which they are fetched."""
+
+import asyncio
+import re
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from weir.errors import DeadlineExceeded, InvalidRequest, brief
+from weir.images import ImageLimits, Picture, read_base64
+from weir.images.fetching import SCHEMES
+from weir.protocols.account import charge
+from weir.text_models.texts import PlainText, Text
+from weir.text_server.texts import TEXTS_FIELD
+from weir.wire.schema import any_of
+
+
+class PictureUrl(NamedTuple):
+    """A picture that is still to be fetched."""
+
+    url: str
+
+
+Asked = Text | PictureUrl
+
+
+class ImageUrl(Struct):
+    """Where a picture is, or the picture itself as a data: URL."""
+
+    url: str
+
+
+class TextPart(Struct):
+    """A text, as the content of a message has it."""
+
+    text: PlainText
+    type: Literal["text"] = "text"
+
+
+class ImagePart(Struct):
+    """A picture in base64, as a data: URL, or by its URL."""
+
+    image: str
+
+
+class ImageUrlPart(Struct):
+    """A picture, as the content of a message has it."""
+
+    image_url: Annotated[Any, any_of(str, ImageUrl)]
+    type: Literal["image_url"] = "image_url"
+
+
+# A text or a picture, as OpenAPI describes it.
+Part = Annotated[Any, any_of(PlainText, TextPart, ImagePart, ImageUrlPart)]
+
+
+class Message(Struct):
+    """A message, whose content is a text or parts."""
+
+    content: Annotated[Any, any_of(PlainText, list[Part])]
+    role: str = "user"
+
+
+def has_pictures(texts: Sequence[Asked]) -> bool:
+    """Return whether one of `texts` is a picture, or the URL of one."""
+    return any(isinstance(text, (Picture, PictureUrl)) for text in texts)
+
+
+def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | PictureUrl:
+    """Return the picture that `value` is: base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
+
+    Raises InvalidRequest naming its place `where` and the rule, also for a URL if `limits` allow none.
+    """
+    source = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(source, str):
+        raise InvalidRequest(f"{where}: must be an image in base64, or its URL, is {brief(value)}")
+    if not source.startswith(SCHEMES):
+        try:
+            return Picture(read_base64(source, limits))
+        except InvalidRequest as error:
+            raise error.of(where) from None
+    if not limits.allow_url:
+        rule = "no URL is fetched here: send the image as a data: URL, or have the server started with --allow-url HOST"
+        raise InvalidRequest(f"{where}={brief(source)}: {rule}")
+    return PictureUrl(source)
+
+
+# Uploads.
+
+UPLOADS = ("image/*", "multipart/form-data")
+_IMAGE = "image/"
+_MORE_FIELDS = 16  # of a form, in addition to its pictures and texts
+_LONGEST_HEAD = 4096  # bytes of the headers of one part
+_BMP_HEAD = 54  # bytes
+_BOUNDARY = re.compile(r';\s*boundary="?([^";]+)', re.IGNORECASE)
+_NAME, _FILE = (
+    re.compile(rb"content-disposition:[^\r\n]*?;\s*" + each, re.IGNORECASE)
+    for each in (rb'name="?([^";\r\n]*)', rb"filename\*?=")
+)
+
+
+def is_upload(content_type: str) -> bool:
+    """Return whether a body of this content type is a picture, or a form that may have some."""
+    return content_type.lower().startswith((_IMAGE, UPLOADS[1]))
+
+
+def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[str, Any]:
+    """Return the document that an upload stands for. Its list `field` has the files, which are pictures, and the texts of parts with that name, in order; at
+    most `most`. Each other part is a field. Raises InvalidRequest."""
+    if content_type.lower().startswith(_IMAGE):
+        return {field: [Picture(body)]}
+    boundary = _BOUNDARY.search(content_type)
+    between = b"\r\n--" + (boundary[1].strip().encode("latin-1") if boundary else b"")
+    if not boundary or body.count(between) > most + _MORE_FIELDS:
+        rule = f"must have a boundary, of at most {most} parts (max_texts)"
+        raise InvalidRequest(f"Content-Type {brief(content_type)}: {rule}")
+    parts = (b"\r\n" + body).split(between)
+    if len(parts) < 3 or not parts[-1].startswith(b"--"):
+        raise InvalidRequest("body: must be a form with parts that ends with its boundary")
+    items: list[Picture | str] = []
+    document: dict[str, Any] = {field: items}
+    for part in parts[1:-1]:
+        head, _, data = part.partition(b"\r\n\r\n")
+        if len(head) > _LONGEST_HEAD:
+            rule = f"the headers of a part have {len(head)} bytes, must have at most {_LONGEST_HEAD}"
+            raise InvalidRequest(f"body: {rule}")
+        found = _NAME.search(head)
+        name = found[1].decode("utf-8", "replace") if found else ""
+        if _FILE.search(head):
+            items.append(Picture(data))
+        elif name == field:
+            items.append(_text_in(data, name))
+        else:
+            document[name] = _text_in(data, name)
+    return document
+
+
+def _text_in(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("must be a text in UTF-8; the part of a picture has a file name").of(brief(name)) from None
+
+
+def as_bmp(pixels: NDArray[np.uint8]) -> bytes:
+    """Return pixels [height, width, 3], red, green and blue, as a file in BMP, which takes no longer to write than to copy."""
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # a row ends at a multiple of four bytes
+    rows[:, : 3 * width] = pixels[::-1, :, ::-1].reshape(height, -1)
+    head = struct.pack(
+        "<2sI4xIIiiHHIIiiII",
+        b"BM",
+        _BMP_HEAD + rows.size,
+        _BMP_HEAD,
+        40,
+        width,
+        height,
+        1,
+        24,
+        0,
+        rows.size,
+        0,
+        0,
+        0,
+        0,
+    )
+    return head + rows.tobytes()
+
+
+# URLs.
+
+_AT_ONCE = 8  # pictures of one request that are fetched at the same time
+_FETCHING = 60.0  # seconds for those of a request that states no timeout
+
+
+async def fetched(
+    texts: Sequence[Asked], fetch: Callable[[str], Awaitable[bytes]], timeout: float | None
+) -> Sequence[Text]:
+    """Return `texts` with the pictures that `fetch` returns for their URLs, within `timeout` seconds. They are charged as they arrive.
+
+    Raises InvalidRequest naming the place of the text, DeadlineExceeded, and what `charge` raises."""
+    found: list[Any] = [*texts]
+    urls = [place for place, text in enumerate(texts) if isinstance(text, PictureUrl)]
+    places = iter(urls)
+
+    async def fetch_next() -> None:
+        for place in places:
+            try:
+                found[place] = Picture(await fetch(found[place].url))
+            except InvalidRequest as error:
+                raise error.at(TEXTS_FIELD, place) from None
+            charge(len(found[place].data))
+
+    tasks = [asyncio.create_task(fetch_next()) for _ in urls[:_AT_ONCE]]
+    try:
+        async with asyncio.timeout(timeout or _FETCHING):
+            await asyncio.gather(*tasks)
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed before all images were fetched") from None
+    finally:
+        for task in tasks:
+            task.cancel()
+    return found
