@@ -6,7 +6,7 @@ same work as a flat list of entries, which goes to a worker. *Events* come back 
 A request is identified in a trace by what its caller says, as headers that are read only if requests are traced, and by its own span.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum, IntEnum
 from math import inf
@@ -511,6 +511,15 @@ Origin = Mapping[str, str] | ChildOrigin | None
 def child_of(trace: Trace | Origin) -> Origin:
     """Return the origin of another request that has the same cause as `trace`, or of one that `trace` causes."""
     return ChildOrigin(trace) if type(trace) is Trace else cast(Origin, trace)
+
+
+def carrier_in(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | None:
+    """Return the `headers` (names in lower case) that name the caller's span; None if there are none."""
+    carrier = None
+    for name, value in headers:
+        if name in TRACE_FIELD_NAMES:
+            carrier = carry(carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
+    return carrier
 
 
 def carry(carrier: dict[str, str] | None, name: str, value: str) -> dict[str, str]:

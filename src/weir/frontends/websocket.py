@@ -27,9 +27,9 @@ from weir.errors import (
     bounded,
     brief,
 )
-from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
+from weir.messages import TRACEPARENT
 from weir.protocols import HttpSettings
-from weir.protocols.access import allowed, caller_in
+from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
@@ -79,9 +79,9 @@ class SocketCall(InferenceCall):
         """Find the model and have it compute the request. Raises the error that refuses it."""
         request = self.request
         service = find(self._session.registry, request.model, request.version)
-        carrier = self._session.carrier(request)
-        exchange = Exchange(service, frontend=FRONTEND, carrier=None if service.tracing is None else carrier)
-        exchange.caller = self._session.caller
+        carrier = carrier_of(request)
+        exchange = Exchange(service, frontend=FRONTEND, headers=self._session.headers)
+        exchange.carrier = carrier or exchange.carrier
         if service.facts.streaming:
             self.stream(exchange, request, lambda part: self._writing(part.response, last=part.last))
         else:
@@ -129,11 +129,18 @@ class SocketCall(InferenceCall):
         self.size_bytes += size_bytes
 
 
+def carrier_of(request: InferenceRequest) -> dict[str, str] | None:
+    """Return the parameters of a message that name the caller's span, which are taken from it; None if there are none."""
+    named = {name: request.parameters.pop(name, None) for name in (TRACEPARENT, "tracestate")}
+    found = {name: value for name, value in named.items() if isinstance(value, str)}
+    return found if TRACEPARENT in found else None
+
+
 class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
     def __init__(self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account) -> None:
-        self._socket, self.caller = socket, caller_in(socket.headers.raw)
+        self._socket, self.headers = socket, socket.headers.raw
         self.account = account
         self.claim = account.claim()
         self.registry = registry
@@ -141,10 +148,6 @@ class Session:
         self._under_way: dict[str, SocketCall] = {}
         self._outbox: deque[Message] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        headers = (pair for pair in socket.headers.items() if pair[0] in TRACE_FIELDS)
-        self._carrier: dict[str, str] = {}  # what names the span of the opening request
-        for name, value in headers:
-            carry(self._carrier, name, value)
         self._main: asyncio.Task[Any] | None = None
         self._receiving = False
         self._refused = False  # no more requests are accepted
@@ -289,13 +292,6 @@ class Session:
             call.leave()
         while self._under_way:
             await self._change()
-
-    def carrier(self, request: InferenceRequest) -> dict[str, str]:
-        """Return what names the caller's span: parameters of the message, which are taken from it, or else headers of the opening request."""
-        named = {name: request.parameters.pop(name, None) for name in (TRACEPARENT, "tracestate")}
-        if isinstance(named[TRACEPARENT], str):
-            return {name: value for name, value in named.items() if isinstance(value, str)}
-        return self._carrier
 
     # Sending through the outbox.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.batching.request_state import RequestBase, refuse
 from weir.errors import Cancelled, InvalidRequest, ModelNotReady, Unsupported, WeirError
-from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, child_of
+from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, carrier_in, child_of
 from weir.model import Tensor
 from weir.protocols.access import caller_in
 from weir.protocols.account import charge
@@ -450,8 +450,8 @@ class HttpProtocol(Protocol):
 class Exchange:
     """One request for `service` that came through the frontend `frontend`.
 
-    `timeout` is the caller's in seconds, or None for the service's setting. `carrier` has the headers that name the caller's span. `peer` is the caller's address, and
-    `headers` (names in lower case) are those of the request, if the channel has them. `waited` is how long it has waited for a worker to start, once `infer`
+    `timeout` is the caller's in seconds, or None for the service's setting. `peer` is the caller's address, and `headers` (names in lower case) are those of the request, if
+    the channel has them. They say whose key it has, and name the caller's span in `carrier`. `waited` is how long it has waited for a worker to start, once `infer`
     has returned.
     """
 
@@ -463,15 +463,14 @@ class Exchange:
         *,
         frontend: str,
         timeout: float | None = None,
-        carrier: dict[str, str] | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
         peer: str | None = None,
     ) -> None:
         self.service = service
         self.frontend = frontend
         self.timeout = timeout
-        self.carrier = carrier
         self.headers = headers
+        self.carrier = None if service.tracing is None else carrier_in(headers)
         self.peer = peer
         self.caller = caller_in(headers) if headers else ""
         self.trace: Trace | None = None

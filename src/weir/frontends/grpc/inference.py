@@ -29,7 +29,7 @@ from weir.frontends.grpc.call import (
     refuse,
     text_of,
 )
-from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
+from weir.messages import TRACEPARENT
 from weir.protocols.account import charge_values
 from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
@@ -104,11 +104,8 @@ class GrpcExchange(Exchange):
         """Make the exchange of the request that `read` has returned. Raises RequestErrors."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
-        super().__init__(service, frontend=FRONTEND, timeout=call.time_remaining())
-        if service.tracing is not None:
-            for name, value in headers_of(call):
-                if name in TRACE_FIELD_NAMES:
-                    self.carrier = carry(self.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
+        headers = headers_of(call)
+        super().__init__(service, frontend=FRONTEND, timeout=call.time_remaining(), headers=headers)
         self.call = call
         self.caller = call.caller
         self._parsed = parsed
@@ -117,7 +114,7 @@ class GrpcExchange(Exchange):
         self.request = read
         self._memory: Memory | None = None
         if wants_regions(read):
-            self._memory = context.memory(call.peer, headers_of(call))
+            self._memory = context.memory(call.peer, headers)
             try:
                 self._memory.hold(read)
             except WeirError as error:

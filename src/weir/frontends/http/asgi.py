@@ -480,7 +480,7 @@ class AsgiInference:
 
     async def _answer(self, protocol: HttpProtocol, head: HttpRequestHead, call: AsgiCall) -> None:
         headers = call.headers
-        exchange = Exchange(head.service, frontend=FRONTEND, carrier=head.carrier, headers=headers, peer=call.peer)
+        exchange = Exchange(head.service, frontend=FRONTEND, headers=headers, peer=call.peer)
         try:
             body = await call.received()
         except WeirError as error:
