@@ -35,7 +35,8 @@ from weir.protocols.kserve import KserveContext
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.service import Service
 from weir.settings import read_model_table
-from weir.wire.inference import DATA_PLANE, InferenceRequest, InferenceResponse
+from weir.wire.data_plane import DATA_PLANE
+from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
     from weir.keywords import InProcessKeywords

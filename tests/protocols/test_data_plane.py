@@ -14,7 +14,7 @@ from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.data_plane import EXTENSIONS, DataPlane, config, metadata
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
-from weir.wire.inference import DATA_PLANE
+from weir.wire.data_plane import DATA_PLANE
 from weir.wire.kserve_grpc import methods
 from weir.workers.cpus import cpu_count
 

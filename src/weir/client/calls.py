@@ -30,8 +30,8 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )
+from weir.wire.data_plane import DATA_PLANE
 from weir.wire.inference import (
-    DATA_PLANE,
     InferenceRequest,
     InferenceResponse,
     Parameter,

@@ -17,7 +17,8 @@ from google.protobuf.json_format import MessageToDict
 from weir.client.calls import Calls, Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
 from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
-from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
+from weir.wire.data_plane import DATA_PLANE
+from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
 SERVICE = "inference.GRPCInferenceService"

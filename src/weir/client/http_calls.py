@@ -10,7 +10,8 @@ import msgspec
 from weir.client.calls import Calls, Decoder, Program, Streaming, error_of_status
 from weir.errors import WeirError
 from weir.wire import kserve_binary, kserve_json
-from weir.wire.inference import DATA_PLANE, ERROR_NAME, InferenceRequest, InferenceResponse
+from weir.wire.data_plane import DATA_PLANE
+from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.sse import CONTENT_TYPE, EventParser
 
 HEADER_LENGTH = "inference-header-content-length"

@@ -22,7 +22,8 @@ from weir.protocols.access import Control
 from weir.protocols.account import charge_values
 from weir.protocols.exchange import inference_of, once_read
 from weir.protocols.offloading import off_loop
-from weir.wire.inference import DATA_PLANE, DataPlaneCall, Parameter
+from weir.wire.data_plane import DATA_PLANE, DataPlaneCall
+from weir.wire.inference import Parameter
 from weir.wire.kserve_json import parse
 from weir.wire.schema import read_document
 from weir.wire.values import decode_json, json_bytes

@@ -13,6 +13,7 @@ from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
 from weir.policy.loading import largest_batch
+from weir.wire.data_plane import MODEL_WORDS
 from weir.workers.settings import WorkerSettings, check_ray
 
 # Seconds after the drain_timeout at which a server ends in any case: workers get five seconds to unload, and five to exit.
@@ -99,10 +100,7 @@ LONGEST_NAME = 255  # characters
 
 # The segments that may follow a model's name in a path. A name may have several segments, such as OWNER/NAME, but none of these
 # behind the first: so a path says where a name ends, and a slash in it need not be percent-encoded.
-PATH_WORDS = (
-    "batch", "config", "generate", "generate_stream", "infer", "infer_stream", "load", "policy", "ready", "stats", "trace",
-    "unload", "versions",
-)  # fmt: skip
+PATH_WORDS = ("batch", "generate", "generate_stream", "infer", "infer_stream", "policy", *sorted(MODEL_WORDS))
 NAME_IN_PATH = rf"[^/?#]+(?:/(?!(?:{'|'.join(PATH_WORDS)})(?:/|$))[^/?#]+)*"
 
 

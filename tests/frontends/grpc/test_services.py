@@ -18,7 +18,7 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.frontends.grpc.services import ALL, Health, service_of
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
-from weir.wire.inference import DATA_PLANE
+from weir.wire.data_plane import DATA_PLANE
 from weir.wire.kserve_grpc import message
 
 Code = grpc.StatusCode

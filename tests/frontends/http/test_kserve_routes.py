@@ -28,7 +28,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
-from weir.wire.inference import DATA_PLANE
+from weir.wire.data_plane import DATA_PLANE
 
 INFER = "/v2/models/vector/infer"
 LOAD = "/v2/repository/models/simple/load"

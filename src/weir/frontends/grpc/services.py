@@ -20,7 +20,7 @@ from weir.frontends.grpc.inference import StreamInference, UnaryCall, UnaryInfer
 from weir.protocols.access import CLASS_HEADER, Control, caller_in
 from weir.protocols.data_plane import DataPlane, check_ready, load_document
 from weir.protocols.kserve import KserveContext
-from weir.wire.inference import DATA_PLANE, DataPlaneCall
+from weir.wire.data_plane import DATA_PLANE, DataPlaneCall
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from weir.protocols.entries import ITEM_INPUTS
 from weir.protocols.exchange import inference_of
 from weir.protocols.kserve import KserveContext, error_answer
 from weir.protocols.response import NO_STORE, HttpResponse, json_response
-from weir.wire.inference import DATA_PLANE, DataPlaneCall
+from weir.wire.data_plane import DATA_PLANE, DataPlaneCall
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE
