@@ -5,12 +5,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.text_models import tiny
+from tests.text_models import tiny, tiny_towers
 from tests.text_models.tokens.directories import PAIRS, TEXTS
 from tests.text_models.tokens.reading import ids
 from tests.text_server.bert_as_service.bundles import field, varint
 
 from weir.errors import SettingsError
+from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.texts import TokenRule
 from weir.text_models.tokenizer import Tokenizer
 
@@ -54,6 +55,17 @@ def test_camembert(tmp_path: Path) -> None:
         "▁it",
         "</s>",
     ]
+
+
+def test_siglip(tmp_path: Path) -> None:
+    before = read_checkpoint(tiny_towers.model(tmp_path, "siglip")).tokenizer()
+    known = tiny.read(tmp_path / "tokenizer.json")["model"]["vocab"]
+    trained = field(2, field(3, 1)) + field(3, field(1, b"identity"))
+    (tmp_path / "spiece.model").write_bytes(b"".join(piece(*one) for one in known) + trained)
+    (tmp_path / "tokenizer.json").unlink()
+    after = read_checkpoint(tmp_path).tokenizer()
+    texts = ["First, do it!", "the mill's  TURNS faster than yesterday", "?!"]
+    assert after.encode(texts, TokenRule(30)) == before.encode(texts, TokenRule(30))
 
 
 def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:

@@ -133,23 +133,27 @@ def _unigram() -> tuple[Any, dict[str, Any]]:
 def _words_of_bytes() -> tuple[Any, dict[str, Any]]:
     """Return a tokenizer of CLIP's kind: lower case, words that end in </w>, and the two special tokens behind all others."""
     made = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    made.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    spaces = normalizers.Replace(Regex(r"\s+"), " ")
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
+    words = pre_tokenizers.Split(
+        Regex(r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"), "removed", invert=True
     )
-    words = pre_tokenizers.Split(Regex(r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"), "removed", invert=True)
     made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     made.decoder = decoders.ByteLevel()
-    sizes: dict[str, Any] = {
-        "vocab_size": 700,
-        "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
-        "show_progress": False,
-    }
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet += [f"{one}</w>" for one in alphabet]
+    sizes: dict[str, Any] = {"vocab_size": 700, "special_tokens": alphabet, "show_progress": False}
     made.train_from_iterator(CORPUS.split("\n"), trainers.BpeTrainer(end_of_word_suffix="</w>", **sizes))
     begin, end = "<|startoftext|>", "<|endoftext|>"
+    state = json.loads(made.to_str())
+    state["added_tokens"], model = [], state["model"]
+    size = len(model["vocab"])
+    model["vocab"] |= {begin: size, end: size + 1}
+    model["unk_token"] = end
+    made = Tokenizer.from_str(json.dumps(state))
     made.add_special_tokens([begin, end])
-    size = made.get_vocab_size()
     made.post_processor = processors.RobertaProcessing(
-        (end, size - 1), (begin, size - 2), trim_offsets=False, add_prefix_space=False
+        (end, size + 1), (begin, size), trim_offsets=False, add_prefix_space=False
     )
     return made, {"bos_token": begin, "eos_token": end, "unk_token": end, "pad_token": end}
 

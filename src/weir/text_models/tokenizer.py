@@ -635,7 +635,7 @@ class Tokenizer:
                 return InvalidRequest(
                     f"max_length={max_length}: must leave room for text as well as the special tokens"
                 )
-        if not length and not template.first:
+        if not length and not template.first and self.fill_id < 0:
             return InvalidRequest("the text has no tokens, and none are added")
         if error := self._without_row(parts):
             return InvalidRequest(f"the text contains {error}: leave it out")

@@ -12,7 +12,7 @@ The package tokenizers is written in Rust and releases the interpreter's lock wh
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +51,6 @@ FAIRSEQ_TOKENS: dict[str, tuple[list[Piece], int]] = {
     ),
 }
 UNKNOWN = 3  # the id of <unk> in both families
-DEBERTA = "deberta-v2"  # also of v3
 
 
 def from_sentencepiece(path: Path) -> Any:
@@ -62,11 +61,11 @@ def from_sentencepiece(path: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     family = read_document(path.with_name("config.json")).text("model_type")
-    if family == DEBERTA:
-        return _for_deberta(path)
+    if family in _NUMBERED:
+        return _NUMBERED[family](path)
     if family not in FAIRSEQ_TOKENS:
         raise SettingsError(
-            f"{path}: a SentencePiece file is read for {', '.join(FAIRSEQ_TOKENS)} and {DEBERTA}; for {family}, make a tokenizer.json where "
+            f"{path}: a SentencePiece file is read for {', '.join(FAIRSEQ_TOKENS)} and {' and '.join(_NUMBERED)}; for {family}, make a tokenizer.json where "
             "transformers is installed: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
         )
     pieces, charsmap = _read_sentencepiece(path)
@@ -87,27 +86,53 @@ def from_sentencepiece(path: Path) -> Any:
 
 def _for_deberta(path: Path) -> Any:
     """Return the tokenizer of DeBERTa v2 and v3: ids are numbers of pieces, the file has [CLS], [SEP], [PAD] and [UNK], and [MASK] comes behind them."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
     config = read_optional(path.with_name("tokenizer_config.json"))
-    pieces, charsmap = _read_sentencepiece(path)
-    numbers = {piece: number for number, (piece, _) in enumerate(pieces)}
-    special = [BERT_SPECIAL_TOKENS[role] for role in ("cls", "sep", "pad", "unk")]
-    missing = [token for token in special if token not in numbers]
-    if missing:
-        raise SettingsError(f"{path}: has no piece {missing[0]!r}, which DeBERTa's vocabulary must have")
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=numbers[BERT_SPECIAL_TOKENS["unk"]]))
+    special = [BERT_SPECIAL_TOKENS[role] for role in ("unk", "cls", "sep", "pad")]
     lower = [normalizers.Lowercase()] if config.switch("do_lower_case") else []
-    table = [normalizers.Precompiled(charsmap)] if charsmap else []
-    steps = [*lower, normalizers.Strip(), *table, normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
     apart = [pre_tokenizers.Punctuation("isolated")] if config.switch("split_by_punct") else []
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*apart, pre_tokenizers.Metaspace()])
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens([*special, AddedToken(BERT_SPECIAL_TOKENS["mask"])])
+    tokenizer, numbers = _numbered(path, special, [*lower, normalizers.Strip()], apart)
+    tokenizer.add_special_tokens([AddedToken(BERT_SPECIAL_TOKENS["mask"])])
     cls, sep = ((BERT_SPECIAL_TOKENS[role], numbers[BERT_SPECIAL_TOKENS[role]]) for role in ("cls", "sep"))
     tokenizer.post_processor = processors.BertProcessing(sep, cls)
     return tokenizer
+
+
+def _for_siglip(path: Path) -> Any:
+    """Return the tokenizer of SigLIP: ids are numbers of pieces, and a text ends in </s>."""
+    from tokenizers import processors
+
+    tokenizer, numbers = _numbered(path, ["<unk>", "</s>"])
+    end = [("</s>", numbers["</s>"])]
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", end)
+    return tokenizer
+
+
+_NUMBERED: Mapping[str, Callable[[Path], Any]] = {"deberta-v2": _for_deberta, "siglip": _for_siglip}
+
+
+def _numbered(
+    path: Path, special: list[str], steps: Sequence[Any] = (), apart: Sequence[Any] = ()
+) -> tuple[Any, dict[str, int]]:
+    """Return a tokenizer whose ids are the numbers of the pieces in a file, and these by piece; the first of the `special` tokens is that of unknown words.
+
+    `steps` come before the normalization of the file, and `apart` divide a text before spaces do. Raises SettingsError for a special token that the file lacks.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces, charsmap = _read_sentencepiece(path)
+    numbers = {piece: number for number, (piece, _) in enumerate(pieces)}
+    missing = [token for token in special if token not in numbers]
+    if missing:
+        raise SettingsError(f"{path}: has no piece {missing[0]!r}, which the model's vocabulary must have")
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=numbers[special[0]]))
+    table = [normalizers.Precompiled(charsmap)] if charsmap else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, *table, normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*apart, pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(special)
+    return tokenizer, numbers
 
 
 def _read_sentencepiece(path: Path) -> tuple[list[Piece], bytes]:

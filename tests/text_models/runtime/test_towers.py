@@ -12,12 +12,14 @@ from PIL import Image
 from tests.text_models import tiny_tokens, tiny_towers
 from tests.text_models.opening import results
 from tests.text_models.runtime.references import WITH_TORCH
+from tests.text_models.tokens.reading import ids
 
 from weir.images import Picture
 from weir.text_models import ComputingSettings, Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.runtime import Pixels, open_runtime
+from weir.text_models.texts import TokenRule
 
 pytestmark = WITH_TORCH
 
@@ -74,6 +76,22 @@ def test_vectors_are_those_of_transformers(saved: tuple[Path, Any], runtime: str
         images = unit(network.get_image_features(torch.tensor(pixels)))
     assert np.abs(of_texts - np.concatenate(alone)).max() < 1e-5
     assert np.abs(of_images - images).max() < 1e-5
+
+
+def test_tokens_of_clip_are_those_of_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    directory = tiny_towers.model(tmp_path, "clip")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(directory), read_checkpoint(directory).tokenizer()
+    texts = [
+        "First do it",
+        "It's 5 o'clock!! the MILL\tturns " * 9,
+        "caf\u00e9 \u6c34 na\u00efve \u2014 fast\u2026",
+        "<|endoftext|> do it",
+        "!!!",
+    ]
+    expected = theirs(texts, truncation=True, max_length=30)["input_ids"]
+    assert [ids(each) for each in ours.encode(texts, TokenRule(30))] == expected
 
 
 def drawn(seed: int) -> Image.Image:
