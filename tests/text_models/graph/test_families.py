@@ -123,6 +123,11 @@ def test_nemotron_scores_by_the_mean_of_the_tokens(tmp_path: Path) -> None:
         tiny.change(directory / "config.json", pooling="avg")
 
 
+def test_positions_beyond_a_million_are_not_served(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path, "llama", tokenizer=False, max_position_embeddings=10**9)
+    assert read_checkpoint(directory).max_length == 1 << 20
+
+
 def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
     assert np.allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.allclose(alibi_slopes(12), [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])])
@@ -143,6 +148,8 @@ def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
         ("jina-bert", {"feed_forward_type": "original"}, "must be geglu or reglu"),
         ("nomic-moe", {"num_shared_experts": 1}, "num_shared_experts=1: must be false or 0"),
         ("nomic-moe", {"moe_top_k": 6}, "moe_top_k=6: must be at most num_experts=5"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: must be at most 1,000"),
+        ("llama", {"rope_parameters": {"full_attention": 3}}, "must state full_attention as an object"),
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "has no factor, which the model cannot be read without"),
         ("llama", {"rope_scaling": tiny.LLAMA3 | {"low_freq_factor": 4}}, "low_freq_factor=4.0: must be less than high_freq_factor=4.0"),
         ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads=3: must divide the 4 heads"),

@@ -51,6 +51,8 @@ def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier:
     sizes: dict[str, Any] = {name: config.integer(*keys) for name, keys in SIZES.items()}
     if "head_dim" not in config and sizes["hidden_size"] % sizes["heads"]:
         raise config.wrong("num_attention_heads", sizes["heads"], f"must divide the hidden size {sizes['hidden_size']}")
+    if sizes["layers"] > MOST_LAYERS:
+        raise config.wrong("num_hidden_layers", sizes["layers"], f"must be at most {MOST_LAYERS:,}")
     heads = {"labels": _label_count(config) if has_classifier else 0, "has_pooler": has_pooler}
     return READERS.get(family, _read_like_bert)(config, {"family": family, **sizes, **heads})
 
@@ -109,6 +111,10 @@ def _embedding_size(config: JsonDocument, known: dict[str, Any]) -> int:
     return 0 if size == known["hidden_size"] and known["family"] != "albert" else size
 
 
+MOST_LAYERS = 1_000  # a few bytes of JSON must not take much memory
+MOST_POSITIONS = 1 << 20  # of which a table is made
+
+
 class Defaults(NamedTuple):
     """What the config.json of a family may leave out, and which value then holds. `types` is None for a family without types of tokens."""
 
@@ -140,7 +146,9 @@ def _usual_architecture(config: JsonDocument, known: dict[str, Any]) -> Architec
     usual = DEFAULTS[known["family"]]
     return Architecture(
         **known,
-        max_length=config.integer("max_position_embeddings", "n_positions", default=usual.max_length),
+        max_length=min(
+            config.integer("max_position_embeddings", "n_positions", default=usual.max_length), MOST_POSITIONS
+        ),
         type_vocab_size=0 if usual.types is None else config.integer("type_vocab_size", default=usual.types, least=0),
         epsilon=config.number(
             "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", default=usual.epsilon
@@ -187,6 +195,8 @@ def _thetas(config: JsonDocument, kind: str, old_key: str, default: float) -> Ro
     """
     stated = config.values.get("rope_parameters")
     stated = stated.get(kind, stated) if isinstance(stated, dict) else {}
+    if not isinstance(stated, dict):
+        raise config.wrong("rope_parameters", config.values["rope_parameters"], f"must state {kind} as an object")
     scaling = stated or config.values.get("rope_scaling") or {}
     of_type = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
     if of_type not in ("default", "llama3"):
