@@ -72,14 +72,14 @@ def _pieces(value: Any, limit: int) -> Iterator[str]:
         yield repr(value[:limit])
     elif kind is list or kind is tuple:
         yield "[" if kind is list else "("
-        for place, each in enumerate(value):
-            yield ", " if place else ""
+        for index, each in enumerate(value):
+            yield ", " if index else ""
             yield from _pieces(each, limit)
         yield "]" if kind is list else ",)" if len(value) == 1 else ")"
     elif kind is dict:
         yield "{"
-        for place, (key, each) in enumerate(value.items()):
-            yield ", " if place else ""
+        for index, (key, each) in enumerate(value.items()):
+            yield ", " if index else ""
             yield from _pieces(key, limit)
             yield ": "
             yield from _pieces(each, limit)

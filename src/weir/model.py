@@ -74,7 +74,7 @@ class Tensor(NamedTuple):
     @property
     def variable(self) -> tuple[int, ...]:
         """The indices of the dimensions, besides the first, that may have any length."""
-        return tuple(place for place, length in enumerate(self.shape) if place and length == -1)
+        return tuple(axis for axis, length in enumerate(self.shape) if axis and length == -1)
 
 
 class Measure(NamedTuple):

@@ -178,12 +178,12 @@ def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
 
 def _bytes_of(name: str, array: Array) -> Array:
     found = numpy.empty(array.shape, object)
-    for place, element in numpy.ndenumerate(array):
+    for index, element in numpy.ndenumerate(array):
         if isinstance(element, str):
             element = element.encode()
         if not isinstance(element, bytes):
             raise InvalidRequest(f"tensor {name!r}: {element!r:.80} is neither bytes nor a text")
-        found[place] = element
+        found[index] = element
     return found
 
 

@@ -375,11 +375,11 @@ def _checked(texts: Any, is_tokenized: bool) -> Sequence[Text]:
         raise InvalidRequest(f"texts: must be a list of texts, not {type(texts).__name__}")
     if not texts:
         raise InvalidRequest("texts: must not be empty")
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if is_tokenized and not (isinstance(text, list) and all(isinstance(word, str) for word in text)):
-            raise InvalidRequest(f"texts[{place}]: must be a list of words (is_tokenized)")
+            raise InvalidRequest(f"texts[{index}]: must be a list of words (is_tokenized)")
         if not is_tokenized and not _is_text(text):
-            raise InvalidRequest(f"texts[{place}]: must be a text, not {type(text).__name__}")
+            raise InvalidRequest(f"texts[{index}]: must be a text, not {type(text).__name__}")
     return texts
 
 
@@ -518,11 +518,11 @@ def _read(reply: HttpReply) -> Vectors:
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:
     """Return the error for a request that is not valid Unicode. It names the first text with half of a surrogate pair, if a text
     has one."""
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         for part in [text] if isinstance(text, str) else text:
             try:
                 str(part).encode()
             except UnicodeEncodeError as error:
                 rule = f"is not valid Unicode: character {error.start} is half of a surrogate pair"
-                return InvalidRequest(f"texts[{place}]: {rule}")
+                return InvalidRequest(f"texts[{index}]: {rule}")
     return InvalidRequest("model, prompt: must be valid Unicode")

@@ -633,9 +633,9 @@ class KserveV1Protocol(_OfContext):
         charge(len(instances))
         response = await exchange.infer_items(head, instances)
         outputs = []
-        for place, output in enumerate(await written(response.size_bytes, response.write)):
+        for index, output in enumerate(await written(response.size_bytes, response.write)):
             if isinstance(output, WeirError):
-                raise output.at("instances", place)
+                raise output.at("instances", index)
             outputs.append(output)
         headers = [JSON_HEADER, *response.headers]
         return HttpResponse(200, headers, b'{"predictions":[%b]}' % b",".join(outputs))

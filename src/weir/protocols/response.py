@@ -436,8 +436,8 @@ def batch_body(
     items: list[Any] = [
         {"error": errors.value(output), "code": http_code(output)}
         if isinstance(output, WeirError)
-        else {"output": msgspec.Raw(output), **extra.get(place, {})}
-        for place, output in enumerate(outputs)
+        else {"output": msgspec.Raw(output), **extra.get(index, {})}
+        for index, output in enumerate(outputs)
     ]
     try:
         return encode(items)

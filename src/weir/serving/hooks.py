@@ -63,7 +63,7 @@ class HookedBatch:
     def cancel(self, indices: Sequence[int]) -> list[int]:
         """Drop these entries, whose callers have left; return the worker's indices of those that the worker has."""
         self._cancelled.update(indices)
-        return [place for place, index in enumerate(self._inner) if index in indices]
+        return [position for position, index in enumerate(self._inner) if index in indices]
 
     # Before the worker.
 
@@ -113,8 +113,8 @@ class HookedBatch:
     def gather(self, events: Events) -> Events | None:
         """Store the worker's outputs. Those of a streaming model whose batch has not ended are returned instead, as Events to be
         passed on at once."""
-        places = range(len(events.outputs)) if events.indices is None else events.indices
-        entries = [self._inner[place] for place in places]
+        positions = range(len(events.outputs)) if events.indices is None else events.indices
+        entries = [self._inner[position] for position in positions]
         kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
         if not events.final:
             return Events(self.batch_id, events.outputs, indices=entries, kinds=kinds, final=False)

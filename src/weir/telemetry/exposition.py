@@ -184,10 +184,10 @@ class Exposition(Collector):
 
     def _transfers(self) -> Iterator[Metric]:
         counts = list(self._metrics.bytes.items())
-        for place, (name, text) in enumerate(
+        for index, (name, text) in enumerate(
             (("weir_received_bytes", "Bytes of request bodies."), ("weir_sent_bytes", "Bytes of response bodies."))
         ):
-            yield _counter(name, text, "model frontend", [(labels, count[place]) for labels, count in counts])
+            yield _counter(name, text, "model frontend", [(labels, count[index]) for labels, count in counts])
 
     def _batches(self) -> Iterator[Metric]:
         records = list(self._metrics.models.items())

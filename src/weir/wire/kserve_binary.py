@@ -168,7 +168,7 @@ class _Rest:
 def _raw_shape(tensor: Tensor, size: int) -> tuple[int, ...]:
     rest = list(tensor.shape if tensor.batch == NONE else tensor.shape[1:])
     one_row = () if tensor.batch == NONE else (1,)
-    variable = [place for place, length in enumerate(rest) if length < 0]
+    variable = [axis for axis, length in enumerate(rest) if length < 0]
     if tensor.datatype == "BYTES":
         if any(length > 1 for length in rest):
             raise InvalidRequest(f"tensor {tensor.name!r}: BYTES {list(tensor.shape)} cannot be one raw element")

@@ -90,8 +90,8 @@ class LockstepBatch:
     def events(self, reply: LockstepReply, seconds: float) -> Events:
         """Return the final events of the batch, which the worker had for `seconds`."""
         outputs: list[Any] = [None] * len(self._types)
-        for place, index in enumerate(self._sent):
-            outputs[index] = self._output(index, reply.bodies[place], place in reply.failed)
+        for position, index in enumerate(self._sent):
+            outputs[index] = self._output(index, reply.bodies[position], position in reply.failed)
         for index, error in self._unsent.items():
             outputs[index] = error
         return Events(self.batch_id, outputs, timing=Timing(0.0, seconds, 0.0))

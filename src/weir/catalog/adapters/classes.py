@@ -274,7 +274,7 @@ class LitStream(LitModel):
         else:
             outputs = self._call(self._api.unbatch, self._predicted(batch), contexts)
         for step in self._steps(self._call(self._api.encode_response, outputs, contexts)):
-            left = yield {0: _plain(step)} if alone else {place: _plain(each) for place, each in enumerate(step)}
+            left = yield {0: _plain(step)} if alone else {index: _plain(each) for index, each in enumerate(step)}
             if len(left) == len(batch):
                 return
 

@@ -587,10 +587,10 @@ class Watcher:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    for place, folders, files in os.walk(folder):
+    for directory, folders, files in os.walk(folder):
         folders[:] = [each for each in folders if not _is_ignored(each)]
         for file in files:
-            path = Path(place) / file
+            path = Path(directory) / file
             try:
                 found = path.stat()
             except OSError:

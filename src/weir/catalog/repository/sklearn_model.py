@@ -49,9 +49,9 @@ class SklearnModel(Model):
             kind = "a list of values" if self.columns else "a list of numbers"
             raise InvalidRequest(f"an item must be {kind}, {self.features} of them: it has {has}")
         if not self.columns:
-            for place, value in enumerate(row):
+            for index, value in enumerate(row):
                 if not isinstance(value, _NUMBERS):
-                    raise InvalidRequest(f"item[{place}]={brief(value, 60)}: must be a number")
+                    raise InvalidRequest(f"item[{index}]={brief(value, 60)}: must be a number")
         return row
 
     def predict(self, batch: list[Any]) -> list[Any]:

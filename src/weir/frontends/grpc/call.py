@@ -377,10 +377,10 @@ def text_of(error: BaseException, *, development: bool) -> str:
 def _cut(text: str) -> str:
     """Return the beginning of `text` that takes at most `_MAX_STATUS` bytes in gRPC's encoding."""
     room = _MAX_STATUS
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
         if room < 0:
-            return f"{text[:place]}..."
+            return f"{text[:index]}..."
     return text
 
 

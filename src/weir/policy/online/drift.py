@@ -275,8 +275,8 @@ def _middle(sizes: list[Size]) -> int:
     sums = [count * median(values) for count, (_, values) in zip(counts, sizes, strict=True)]
     total, batches = sum(sums), sum(counts)
     best, middle = 0.0, 0
-    for place, (below, under) in enumerate(zip(accumulate(sums), accumulate(counts), strict=True), 1):
+    for index, (below, under) in enumerate(zip(accumulate(sums), accumulate(counts), strict=True), 1):
         over = batches - under
         if min(under, over) >= FEWEST and (between := (below - total * under / batches) ** 2 / (under * over)) > best:
-            best, middle = between, place
+            best, middle = between, index
     return middle
