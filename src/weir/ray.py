@@ -441,8 +441,8 @@ async def _entered(starting: "asyncio.Future[Service]", item: BatchedArguments, 
 async def _read(entered: "asyncio.Future[Any]") -> AsyncGenerator[Any, None]:
     request = await entered
     try:
-        async for answer in request:
-            yield answer
+        async for response in request:
+            yield response
     except ModelError as error:
         raise (error.__cause__ or error) from None
     finally:
@@ -537,26 +537,26 @@ class ServeReplica:
         from starlette.requests import Request
 
         if isinstance(item, Request):
-            return await self._answer(await item.body())
+            return await self._respond(await item.body())
         return await (await self._started()).infer(item)
 
     async def stream(self, item: Any) -> AsyncGenerator[Any, None]:
         """Yield the responses of a streaming model."""
-        async for answer in (await self._started()).infer_stream(item):
-            yield answer
+        async for response in (await self._started()).infer_stream(item):
+            yield response
 
     async def state(self) -> dict[str, Any]:
         """Return the state of the service, as `GET /models/{model}` of `weir serve` shows it."""
         return (await self._started()).state()
 
-    async def _answer(self, body: bytes) -> Any:
+    async def _respond(self, body: bytes) -> Any:
         from starlette.responses import Response, StreamingResponse
 
         service = await self._started()
         try:
             item = decode(body, JSON)
             if service.facts.streaming:
-                lines = (encode(answer, JSON) + b"\n" async for answer in self.stream(item))
+                lines = (encode(response, JSON) + b"\n" async for response in self.stream(item))
                 return StreamingResponse(lines, media_type="application/x-ndjson")
             return Response(encode(await service.infer(item), JSON), media_type=JSON)
         except WeirError as error:

@@ -153,7 +153,7 @@ def item_request(model: str, item: Any, extras: RequestExtras) -> InferenceReque
     return request_of(model, {ITEM_INPUT: TensorValue(ITEM_INPUT, "BYTES", element)}, extras)
 
 
-def item_answer(response: InferenceResponse) -> Any:
+def item_result(response: InferenceResponse) -> Any:
     """Return the response to one item: the decoded JSON document, or the bytes themselves if they are not JSON."""
     document = bytes(response.outputs[0].array[0])
     try:
@@ -217,15 +217,15 @@ def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) 
             return value
         try:
             left = _left(step, deadline, timeout)
-            answer: Any = None
+            response: Any = None
             if isinstance(step, Sleep):
                 time.sleep(step.seconds)
             else:
-                answer = send(step, left)
+                response = send(step, left)
         except WeirError as error:
             resume = partial(program.throw, error)
         else:
-            resume = partial(program.send, answer)
+            resume = partial(program.send, response)
 
 
 async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
@@ -240,11 +240,11 @@ async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[
             return value
         try:
             left = _left(step, deadline, timeout)
-            answer = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
+            response = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
         except WeirError as error:
             resume = partial(program.throw, error)
         else:
-            resume = partial(program.send, answer)
+            resume = partial(program.send, response)
 
 
 def _left(step: Any, deadline: float, timeout: float) -> float:
@@ -358,7 +358,7 @@ class Prepared(NamedTuple):
     """A request, and a function that turns its response into the result for the caller."""
 
     request: InferenceRequest
-    answer: Callable[[InferenceResponse], Any]
+    result: Callable[[InferenceResponse], Any]
 
 
 class ModelCall:
@@ -374,14 +374,14 @@ class ModelCall:
     def prepare(self, model: str, value: Any, extras: RequestExtras) -> Program[Prepared]:
         """Return the request for `value`. Raises InvalidRequest for a value that cannot be sent."""
         if not is_tensors(value) and (yield from self._is_of_items(model, extras.get("version", ""))):
-            return Prepared(item_request(model, value, extras), item_answer)
+            return Prepared(item_request(model, value, extras), item_result)
         return Prepared(request_of(model, value, extras), Result)
 
     def infer(self, model: str, value: Any, extras: RequestExtras) -> Program[Any]:
         """Return the result for `value`: a Result, or the response to an item."""
         prepared = yield from self.prepare(model, value, extras)
         try:
-            return prepared.answer((yield from self._calls.infer(prepared.request)))
+            return prepared.result((yield from self._calls.infer(prepared.request)))
         except (InvalidRequest, ModelNotFound):
             self._takes_items.pop((model, extras.get("version", "")), None)  # another model may have replaced it
             raise

@@ -249,7 +249,7 @@ class Client(ClientBase[Transport]):
                         for response in decode(chunk):
                             begun = True
                             silence.pause()
-                            yield prepared.answer(response)
+                            yield prepared.result(response)
                             silence.begin()
                 return
             except CapacityError as error:
@@ -354,10 +354,10 @@ class AsyncClient(ClientBase[AsyncTransport]):
         """Do the same in groups of `batch_size`: a group begins when all requests of the group before it are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
-        answers: list[Any] = []
+        results: list[Any] = []
         for group in groups:
-            answers += await self.infer_ordered(model, group, at_once=batch_size, **extras)
-        return answers
+            results += await self.infer_ordered(model, group, at_once=batch_size, **extras)
+        return results
 
     async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
         """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
@@ -374,7 +374,7 @@ class AsyncClient(ClientBase[AsyncTransport]):
                     while True:
                         for response in decode(await silence.next_of(chunks)):
                             begun = True
-                            yield prepared.answer(response)
+                            yield prepared.result(response)
                             silence.begin()
             except StopAsyncIteration:
                 return

@@ -403,12 +403,12 @@ class BlockingService:
         try:
             while True:
                 try:
-                    answer, _ = background.run(request.read())
+                    response, _ = background.run(request.read())
                 except StopAsyncIteration:
                     return
                 except ModelError as error:
                     raise for_caller(error) from error.__cause__
-                yield answer
+                yield response
         finally:
             background.post(PostedCall(request, StreamedCall.close))
 

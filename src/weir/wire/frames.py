@@ -393,13 +393,13 @@ def decode_reply(body: bytes, ids: Sequence[str]) -> LockstepReply:
 
     Raises FrameError if `body` is not such a map, or if `error_ids` does not consist of whole ids.
     """
-    answer = _map(body)
-    named = answer.pop(ERROR_IDS, b"").decode("ascii", "replace")
+    reply = _map(body)
+    named = reply.pop(ERROR_IDS, b"").decode("ascii", "replace")
     if len(named) % ID_LENGTH:
         raise FrameError(f"error_ids of {len(named)} characters, which must be {ID_LENGTH} for each id")
     wrong = {named[start : start + ID_LENGTH] for start in range(0, len(named), ID_LENGTH)}
     return LockstepReply(
-        [answer.get(each) for each in ids],
+        [reply.get(each) for each in ids],
         frozenset(index for index, each in enumerate(ids) if each in wrong) if wrong else frozenset(),
     )
 

@@ -513,7 +513,7 @@ class Attachment:
             self._tell(f"{self._address}: attached")
             parser = LockstepParser()
             while not self._leaving:
-                end.sendall(self._answer(self._next(end, parser)))
+                end.sendall(self._respond(self._next(end, parser)))
                 self._busy = False
 
     def _next(self, end: socket.socket, parser: LockstepParser) -> bytes:
@@ -525,7 +525,7 @@ class Attachment:
             for body in parser.feed(data):
                 return body  # in lock-step there is one
 
-    def _answer(self, body: bytes) -> bytes:
+    def _respond(self, body: bytes) -> bytes:
         jobs = decode_jobs(body)
         self._wait = FIRST_WAIT
         self._batches += 1

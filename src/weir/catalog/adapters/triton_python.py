@@ -64,7 +64,7 @@ class TritonPython(Model):
         if not isinstance(responses, list) or len(responses) != len(requests):
             what = f"{len(responses)} responses" if isinstance(responses, list) else f"a {type(responses).__name__}"
             raise TritonModelException(f"execute returned {what} for {len(requests)} requests")
-        return [self._answer(response) for response in responses]
+        return [self._output(response) for response in responses]
 
     def unload(self) -> None:
         """Call the model's `finalize`."""
@@ -90,10 +90,10 @@ class TritonPython(Model):
     def _request(self, arrays: Mapping[str, Any]) -> PbRequest:
         return PbRequest.received(arrays, getattr(arrays, "head", None), self._wanted)
 
-    def _answer(self, response: Any) -> Any:
+    def _output(self, response: Any) -> Any:
         if not isinstance(response, PbResponse):
             raise TritonModelException(f"execute returned a {type(response).__name__}, must be an InferenceResponse")
-        return response.answer(self._wanted)
+        return response.output(self._wanted)
 
     def _arguments(self) -> dict[str, str]:
         config = json.loads(self.config)
@@ -168,8 +168,8 @@ class TritonDecoupled(TritonPython):
             if final:
                 open_requests.discard(index)
             if response is not None:
-                answer = self._answer(response)
-                left = yield {index: Last(answer) if final and not isinstance(answer, WeirError) else answer}
+                output = self._output(response)
+                left = yield {index: Last(output) if final and not isinstance(output, WeirError) else output}
 
     def unload(self) -> None:
         """End the thread that calls `execute`, and call the model's `finalize`."""

@@ -190,7 +190,7 @@ class PbResponse:
         """Return the error, or None."""
         return self._error
 
-    def answer(self, wanted: Sequence[str]) -> Any:
+    def output(self, wanted: Sequence[str]) -> Any:
         """Return what the caller gets: the arrays by name, or an error."""
         if self._error is not None:
             return self._error.as_weir()

@@ -207,12 +207,12 @@ class Template:
         `done` gets the process, the error if the system refuses, or None when the template has ended.
         """
 
-        def answered(answer: int | None) -> None:
-            if answer is None:
+        def answered(reply: int | None) -> None:
+            if reply is None:
                 done(None)
             else:
-                refused = OSError(-answer, os.strerror(-answer))
-                done(Process(answer, partial(self.reap, answer)) if answer >= 0 else refused)
+                refused = OSError(-reply, os.strerror(-reply))
+                done(Process(reply, partial(self.reap, reply)) if reply >= 0 else refused)
 
         self._request(TemplateRequest({"fork": arguments}, descriptors, answered))
 
@@ -269,7 +269,7 @@ class Template:
     def _answered(self) -> None:
         assert self._socket is not None
         try:
-            answer = int(self._socket.recv(32))
+            reply = int(self._socket.recv(32))
         except BlockingIOError:
             return
         except (OSError, ValueError):  # the template has ended
@@ -280,7 +280,7 @@ class Template:
         request = self._requests.popleft()
         if self._requests:
             self._send()
-        request.done(answer)
+        request.done(reply)
 
 
 def when_gone(

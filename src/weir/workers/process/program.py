@@ -223,7 +223,7 @@ class BatchLoop:
     def run(self) -> None:
         """Receive, prepare and compute each batch in this thread."""
         while (prepared := self._next()) is not None:
-            self._answer(prepared, self._channel.look)
+            self._respond(prepared, self._channel.look)
             del prepared  # so that a large payload does not stay while the worker is idle
 
     def run_ahead(self) -> None:
@@ -231,7 +231,7 @@ class BatchLoop:
         ahead: queue.SimpleQueue[PreparedBatch | None] = queue.SimpleQueue()
         threading.Thread(target=self._prepare_each, args=(ahead,), name="weir-ahead", daemon=True).start()
         while (prepared := ahead.get()) is not None:
-            self._answer(prepared, lambda: None)  # the other thread reads cancellations
+            self._respond(prepared, lambda: None)  # the other thread reads cancellations
             del prepared
 
     def run_together(self, count: int) -> None:
@@ -255,7 +255,7 @@ class BatchLoop:
     def _run_each(self, came: "queue.SimpleQueue[Batch | None]", runner: AnyRunner) -> None:
         try:
             while (batch := came.get()) is not None:
-                self._answer(runner.prepare(batch), lambda: None, runner)
+                self._respond(runner.prepare(batch), lambda: None, runner)
                 del batch
         except BaseException as error:  # it ends the process, as it does where batches run one at a time
             if not isinstance(error, SystemExit):
@@ -285,7 +285,7 @@ class BatchLoop:
             traceback.print_exc()
             os._exit(1)
 
-    def _answer(self, prepared: PreparedBatch, look: Callable[[], None], runner: AnyRunner | None = None) -> None:
+    def _respond(self, prepared: PreparedBatch, look: Callable[[], None], runner: AnyRunner | None = None) -> None:
         """Compute one batch and send its events. `look` reads the cancellations that come meanwhile."""
         batch_id = prepared.batch_id
 
@@ -370,17 +370,17 @@ def obey(server: socket.socket, become: Callable[[dict[str, Any], Sequence[int],
             return 0  # the server has left
         request = json.loads(text)
         if "reap" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+            reply = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
         else:
-            answer = _fork()
-            if answer == 0:
+            reply = _fork()
+            if reply == 0:
                 server.close()
                 become(request["fork"], descriptors, own)
             for each in descriptors:
                 os.close(each)
             with suppress(OSError):  # here too: the server may kill the group as soon as it knows its number
-                os.setpgid(answer, answer)
-        server.sendall(str(answer).encode())
+                os.setpgid(reply, reply)
+        server.sendall(str(reply).encode())
 
 
 def _fork() -> int:

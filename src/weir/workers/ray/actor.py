@@ -194,7 +194,7 @@ class WorkerActor:
         self._tenures: queue.SimpleQueue[Tenure | None] = queue.SimpleQueue()  # for the model's thread; None: unload
         self._serving: Tenure  # whose batches that thread runs
         self._model_thread: threading.Thread | None = None
-        self._start_answer = b""
+        self._start_reply = b""
         self._ended = threading.Event()  # the model is unloaded, or was never loaded
         self._adopting = threading.Lock()
 
@@ -255,7 +255,7 @@ class WorkerActor:
             main.start()
         if not self._ended.is_set():
             tenure.begun.wait()
-        return self._start_answer
+        return self._start_reply
 
     def listen(self, number: int = 0) -> bool:
         """Return False when the worker has stopped; True from a detached actor after RENEWAL seconds, when the server has to ask again."""
@@ -291,10 +291,10 @@ class WorkerActor:
         try:
             runner = self._load(start, tenure)
         except BaseException as error:
-            self._start_answer = bytes(encode_control(start_failed(start, error)))
+            self._start_reply = bytes(encode_control(start_failed(start, error)))
             self._finish([tenure])
             return
-        self._start_answer = bytes(encode_control(Ready(runner.measured())))
+        self._start_reply = bytes(encode_control(Ready(runner.measured())))
         try:
             self._serve(tenure, runner, start.options)
         except BaseException:

@@ -155,10 +155,10 @@ class RayLink:
         request = {"address": self.address or "local", "runtime_env": json.loads(self._runtime_env)}
         await self._loop.sock_sendall(ours, json.dumps(request).encode())
         data = await self._loop.sock_recv(ours, MESSAGE_BYTES)
-        answer: dict[str, Any] = json.loads(data) if data else {"refused": "the process that speaks with Ray has ended"}
-        if "refused" in answer:
-            raise ConnectionError(answer["refused"])
-        return answer
+        reply: dict[str, Any] = json.loads(data) if data else {"refused": "the process that speaks with Ray has ended"}
+        if "refused" in reply:
+            raise ConnectionError(reply["refused"])
+        return reply
 
     def receive(self) -> None:
         """Pass on the connections to actors that have come."""

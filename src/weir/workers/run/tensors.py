@@ -596,7 +596,7 @@ def heads_of(items: list[Any]) -> list[Any]:
 
 def part_of(model: Model) -> Callable[[Any], Any]:
     """Return the function that checks one response of a streaming model against the declared tensors. It raises ModelError."""
-    return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
+    return lambda response: to_arrays(response, model.outputs, wrong_tensors)
 
 
 Judge = Callable[[Any, list[Any]], list[Any]]
@@ -607,11 +607,11 @@ def separated(model: Model, judge: Judge) -> tuple[Callable[[list[Any]], Any], J
     what it returned."""
     declared, check, batched = tuple(model.inputs), part_of(model), is_batched(type(model))
 
-    def checked(answer: Any, entry: Any) -> Any:
-        if isinstance(answer, WeirError):
-            return answer
+    def checked(response: Any, entry: Any) -> Any:
+        if isinstance(response, WeirError):
+            return response
         try:
-            arrays = check(answer)
+            arrays = check(response)
         except ModelError as error:
             return error
         rows = entry.rows if type(entry) is Listed else rows_of(entry)
