@@ -20,7 +20,7 @@ from weir.errors import InvalidRequest
 FORMATS = "PNG, JPEG, WebP, GIF, BMP and TIFF"
 _MOST_PIXELS = 89_478_485  # from here on, Pillow takes a header for an attack
 _MOST_SEGMENTS = 1_000  # of a JPEG before its pixels; cameras write a few dozen
-_MOST_SCANS = 100  # of a progressive JPEG; encoders write about ten, and each is a pass over all pixels
+_MOST_SCANS = 32  # of a progressive JPEG; encoders write about ten, and each is a pass over all pixels
 _PLAIN_BMP = (0, 3, 6)  # Pillow unpacks run lengths in Python, a pixel at a time
 _TIFF_PACKINGS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
 
@@ -37,7 +37,7 @@ class ImageLimits(Checked):
 
     max_image_pixels: int = setting(
         64_000_000,
-        "maximum number of pixels of an image, checked before it is decoded",
+        "maximum number of pixels of an image, for each of which a worker may need 16 bytes while it decodes",
         rule=(lambda value: 1 <= value <= _MOST_PIXELS, f"must be from 1 to {_MOST_PIXELS}"),
         affects_speed=False,
     )
@@ -58,11 +58,6 @@ class Header(NamedTuple):
     format: str
     width: int
     height: int
-
-    @property
-    def decoded_bytes(self) -> int:
-        """The memory that the image takes while it is decoded: Pillow keeps four bytes of a pixel, and a second copy while it converts."""
-        return 8 * self.width * self.height
 
 
 def look(data: bytes, limits: ImageLimits) -> Header:

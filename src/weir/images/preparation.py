@@ -123,7 +123,7 @@ class Preparation:
 
 def _decoded(data: bytes, limits: ImageLimits) -> "Image":
     """Return the image in RGB, turned as its EXIF data state. Raises InvalidRequest."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     name = look(data, limits).format
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata
@@ -136,6 +136,8 @@ def _decoded(data: bytes, limits: ImageLimits) -> "Image":
             return image if image.mode == "RGB" else image.convert("RGB")
     except InvalidRequest:
         raise
+    except UnidentifiedImageError:
+        raise InvalidRequest(f"this {name} cannot be decoded: its header is broken") from None
     except Exception as error:  # decoders raise what they like
         raise InvalidRequest(f"this {name} cannot be decoded: {error or type(error).__name__}") from None
 
