@@ -85,6 +85,26 @@ def test_pairs_token_ids_and_words_arrive_as_they_are(
     assert running.encoder.heard[-1].texts == texts
 
 
+@subcases(
+    ("image", "rule"),
+    [
+        ("/nowhere.png", r"must be a path, bytes, .* \(.*No such file"),
+        (7, "must be a path, bytes, an image of Pillow, or an array of uint8"),
+        (np.zeros((2, 2, 5), np.uint8), "must be a path, bytes, an image of Pillow, or an array of uint8"),
+    ],
+)
+def test_what_is_no_image_is_refused_before_it_is_sent(client: EmbeddingClient, image: Any, rule: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=rf"images\[1\]: {rule}"):
+        client.encode(images=[b"", image])
+
+
+def test_a_request_has_texts_or_images(client: EmbeddingClient) -> None:
+    with pytest.raises(errors.InvalidRequest, match="texts: must not be empty"):
+        client.encode()
+    with pytest.raises(errors.InvalidRequest, match="either all of a request are pairs or none is"):
+        client.encode([("a", "b")], images=[b"file"])
+
+
 def test_a_cut_text_is_warned_of_unless_it_is_refused(running: Running, client: EmbeddingClient) -> None:
     with (
         EmbeddingClient(running.server.url, check_version=False) as warned,

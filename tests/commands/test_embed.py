@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from examples.docstrings import labelled
+from tests.images.pictures import drawn, written
 from tests.rings import subcases
 from tests.served import Served, weir_here
-from tests.text_models import tiny
+from tests.text_models import tiny, tiny_towers
 from tests.text_server.bert_as_service import bundles
 
 from weir.bench.vectors import reserve_ports
@@ -209,6 +210,15 @@ def test_the_nearest_texts_are_shown(tmp_path: Path) -> None:
     assert shown.returncode == 0 and "1.000" in shown.stdout.split("\n")[1]
     shown = weir_here("embed", "search", texts, query, "--model", model, "-n", 2, "--json", env=cache)
     assert json.loads(shown.stdout.splitlines()[0])["place"] == 4
+
+
+def test_the_nearest_pictures_are_shown(tmp_path: Path) -> None:
+    model, photos = tiny_towers.model(tmp_path / "model"), tmp_path / "photos"
+    photos.mkdir()
+    (photos / "snow.png").write_bytes(written(drawn(30, 20)))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    shown = weir_here("embed", "search", photos, "a dog", "--model", model, "--json", env=cache)
+    assert json.loads(shown.stdout)["text"] == str(photos / "snow.png")
 
 
 @subcases(

@@ -21,6 +21,8 @@ from tests.text_server.served_texts import message_of
 from tests.text_server.test_server import SETTINGS
 
 import weir.embedding
+from weir.client import EmbeddingClient
+from weir.errors import InvalidRequest
 from weir.images import Picture
 
 TEXT, OTHER = "first do it", "then do it right"
@@ -259,6 +261,18 @@ def test_what_is_no_picture_is_refused_by_its_place(
     document = response.json()
     message = document["error"] if isinstance(document.get("error"), str) else message_of(response)
     assert (response.status_code, rule in message) == (status, True), response.text
+
+
+def test_the_client_sends_files_arrays_and_images_of_pillow(
+    client: httpx.Client, vectors: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(FILE)
+    with EmbeddingClient(str(client.base_url), model="clip") as own:
+        images = [FILE, tmp_path / "a.png", str(tmp_path / "a.png"), PIXELS, Image.open(io.BytesIO(FILE))]
+        np.testing.assert_allclose(own.encode(images=images), vectors["clip"][[0] * 5], atol=1e-5)
+        np.testing.assert_allclose(own.encode([TEXT], images=[SECOND]), vectors["clip"][[2, 1]], atol=1e-5)
+        with pytest.raises(InvalidRequest, match=r"texts\[1\]: is no image in a format that is read"):
+            own.encode([TEXT], images=[b"no image"])
 
 
 def test_large_pictures_are_refused_before_they_are_decoded(client: httpx.Client) -> None:

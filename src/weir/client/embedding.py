@@ -7,7 +7,10 @@ import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from io import BytesIO
 from itertools import count, islice
+from os import PathLike
+from pathlib import Path
 from queue import SimpleQueue
 from threading import BoundedSemaphore, Lock
 from typing import Any, NamedTuple, Protocol, Self
@@ -28,6 +31,7 @@ from weir.errors import (
     Overloaded,
     SettingsError,
     Unsupported,
+    add_extra,
 )
 
 # By default, requests that a full queue refuses are sent again until their deadline.
@@ -44,10 +48,12 @@ _AT_ONCE = 32  # requests of `start` that are under way; further ones wait in th
 
 # A text; a pair of texts; a list of words; a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | list[str] | list[int]
+# The path of an image file, its bytes, an array of uint8 [height, width, 3], or an image of Pillow.
+ImageSource = str | PathLike[str] | bytes | NDArray[numpy.uint8] | Any
 
 
 class EncodeCall(NamedTuple):
-    """Texts to be encoded, and how. None and "" leave a choice to the server; see EmbeddingClient.encode for the fields.
+    """Texts and image files to be encoded, and how. None and "" leave a choice to the server; see EmbeddingClient.encode for the fields.
 
     `priority` is that of Weir's queue: higher goes first. `bulk` work gets the time that other requests leave.
     """
@@ -60,10 +66,11 @@ class EncodeCall(NamedTuple):
     want_tokens: bool = False
     prompt: str | None = None
     bulk: bool = False
+    images: Sequence[bytes] = ()
 
 
 class Vectors(NamedTuple):
-    """The result for n texts, in order.
+    """The result for n texts and images, in order, the texts first.
 
     Attributes:
         vectors: shape (n, dimensions), or (n, tokens, dimensions) if each token has a vector.
@@ -170,11 +177,12 @@ class EmbeddingClient:
             raise
 
     def encode(
-        self, texts: Sequence[Text], blocking: bool = True, is_tokenized: bool = False, show_tokens: bool = False, *,
+        self, texts: Sequence[Text] = (), blocking: bool = True, is_tokenized: bool = False, show_tokens: bool = False, *,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None,
         priority: int | None = None, model: str | None = None, prompt: str | None = None, bulk: bool = False,
+        images: Sequence[ImageSource] = (),
     ) -> Any:  # fmt: skip
-        """Return the vectors of `texts`: float32 of shape (n, dimensions), or (n, tokens, dimensions) if each token has one.
+        """Return the vectors of `texts` and then of `images`: float32 of shape (n, dimensions), or (n, tokens, dimensions) if each token has one.
 
         Arguments:
             texts: each is a string, a pair of strings, or a list of token ids; with `is_tokenized`, a list of words.
@@ -187,11 +195,13 @@ class EmbeddingClient:
             model: the model to use; None is the client's.
             prompt: a text to put before every text, or the name of one of the model's prompts.
             bulk: whether this is bulk work, which gets the time that other requests leave.
+            images: for a model that reads images: each is the path of an image file, its bytes, an image of Pillow, or an array
+                of uint8 [height, width, 3]. The last two need Pillow, and are sent as PNG files.
 
-        Raises InvalidRequest for a `timeout` that is not a number greater than 0, and for texts of wrong types.
+        Raises InvalidRequest for a `timeout` that is not a number greater than 0, for texts of wrong types, and for images that cannot be read.
         """
         call = EncodeCall(
-            _checked(texts, is_tokenized),
+            texts if images and not len(texts) else _checked(texts, is_tokenized),
             self._model if model is None else model,
             priority,
             dimensions,
@@ -199,6 +209,7 @@ class EmbeddingClient:
             show_tokens,
             prompt,
             bulk,
+            tuple(_image_file(image, place) for place, image in enumerate(images)),
         )
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
@@ -352,8 +363,8 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
         self._most = max_concurrency
         super().__init__(url, **fields)
 
-    def encode(self, texts: Sequence[Text], blocking: bool = True, *rest: Any, **fields: Any) -> Any:
-        """Return the vectors of `texts`; see EmbeddingClient.encode."""
+    def encode(self, texts: Sequence[Text] = (), blocking: bool = True, *rest: Any, **fields: Any) -> Any:
+        """Return the vectors of `texts` and images; see EmbeddingClient.encode."""
         if not blocking:
             raise Unsupported("blocking=False: a client for many threads has blocking calls only")
         if not self._places.acquire(blocking=False):
@@ -389,6 +400,27 @@ def _is_text(text: Any) -> bool:
     if isinstance(text, tuple):
         return len(text) == 2 and all(isinstance(part, str) for part in text)
     return isinstance(text, list) and all(isinstance(token, int) for token in text)
+
+
+def _image_file(image: ImageSource, place: int) -> bytes:
+    """Return an image as a file. Raises InvalidRequest naming its place, and SettingsError if Pillow is missing."""
+    if isinstance(image, bytes):
+        return image
+    try:
+        if isinstance(image, (str, PathLike)):
+            return Path(image).read_bytes()
+        if isinstance(image, numpy.ndarray):
+            from PIL import Image
+
+            image = Image.fromarray(image)
+        file = BytesIO()
+        image.save(file, "PNG", compress_level=1)
+    except ModuleNotFoundError:
+        raise SettingsError(f"images[{place}]: an array needs Pillow; {add_extra('images')}") from None
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        rule = "must be a path, bytes, an image of Pillow, or an array of uint8 [height, width, 3]"
+        raise InvalidRequest(f"images[{place}]: {rule} ({error})") from error
+    return file.getvalue()
 
 
 def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: int | None) -> "HttpEmbedding":
@@ -480,10 +512,10 @@ class HttpEmbedding:
 
 def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
     pairs = any(isinstance(text, tuple) for text in call.texts)
-    if pairs and not all(isinstance(text, tuple) for text in call.texts):
+    if pairs and (call.images or not all(isinstance(text, tuple) for text in call.texts)):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
     fields = {
-        "texts": list(call.texts),
+        "texts": [*call.texts, *({"image": image} for image in call.images)],
         "pairs": pairs or None,
         "model": call.model or None,
         "dimensions": call.dimensions,

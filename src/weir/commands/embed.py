@@ -417,28 +417,31 @@ def terminate(
 
 
 def search(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv; or a directory of pictures."),
+    ],
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The text to look for.")],
     model: Annotated[
         str | None,
         typer.Option(help="The model's directory, or its id such as BAAI/bge-small-en-v1.5 (default: the small one)."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", "-n", help="Number of texts to print.", min=1)] = 10,
+    top: Annotated[int, typer.Option("--top", "-n", help="Number of texts or pictures to print.", min=1)] = 10,
     max_length: Annotated[int | None, typer.Option(help="Maximum number of tokens per text.", min=4)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")] = False,
 ) -> None:
-    """Find the texts in a file that are most similar to a query; print their cosine similarity and line."""
+    """Find the texts in a file, or the pictures in a directory, that are most similar to a query; print their cosine similarity."""
     import msgspec
     from rich.console import Console
     from rich.table import Table
 
     from weir.text_models.model import TextEncoder
-    from weir.text_models.offline import read_texts
+    from weir.text_models.offline import read_pictures, read_texts
     from weir.text_models.offline import search as nearest
 
     if not query:
         raise SettingsError("QUERY: is empty, must be a text")
-    texts = read_texts(file)
+    texts = read_pictures(file) if file.is_dir() else read_texts(file)
     with progress_bar("encoding") as progress:
         encoder = TextEncoder(directory_of(model), TextSettings(max_length=max_length))
         hits = nearest(encoder, texts, query, top, progress)

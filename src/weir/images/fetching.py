@@ -7,6 +7,7 @@ redirect is checked as the first URL is.
 import asyncio
 import socket
 import ssl
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -45,8 +46,12 @@ class Fetcher:
         self._limits = limits
         self._allowed = frozenset(host.lower() for host in limits.allow_url)
         self._timeout = timeout
-        self._tls = tls_context(tls)
+        self._trusts = tls
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return tls_context(self._trusts)  # reads all certificates of the system
 
     async def fetch(self, url: str) -> bytes:
         """Return the image at `url`.

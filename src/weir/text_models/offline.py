@@ -1,4 +1,5 @@
-"""The computations of `weir embed search`, in the command's own process: it finds the texts of a file that are nearest to a query."""
+"""The computations of `weir embed search`, in the command's own process: it finds the texts of a file, or the pictures in a directory, that are nearest to
+a query."""
 
 import csv
 import json
@@ -10,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
+from weir.images import Picture
 from weir.text_models.model import TextEncoder
 from weir.text_models.packing import unit_vectors
 
 Progress = Callable[[int, int], None]  # called with the number of texts that are done, and of all texts
 
 MAX_FILE_BYTES = 1 << 28  # of a file of texts
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # how the names of their files end
 _GROUP = 32  # texts between two steps of the progress
 
 
@@ -23,26 +26,34 @@ def _quiet(done: int, of: int) -> None:
     """Show nothing."""
 
 
-def encode(model: TextEncoder, texts: Sequence[str], progress: Progress = _quiet) -> NDArray[np.float32]:
-    """Return the vectors of `texts`, [texts, dimensions], by `model`, which is loaded for it.
+def encode(model: TextEncoder, texts: Sequence[str | Path], progress: Progress = _quiet) -> NDArray[np.float32]:
+    """Return the vectors of `texts` and of the pictures at paths among them, [texts, dimensions], by `model`, which is loaded for it.
 
-    Raises SettingsError if the model cannot be loaded, or naming an invalid text.
+    Raises SettingsError if the model cannot be loaded, or naming an invalid text or picture.
     """
     model.load_shared()
     model.load()
     vectors: list[Any] = []
     for start in range(0, len(texts), _GROUP):
-        tokenized = model.preprocess_batch(list(texts[start : start + _GROUP]))
-        for place, each in enumerate(tokenized, start):
+        group = texts[start : start + _GROUP]
+        tokenized = model.preprocess_batch([_picture(each) if isinstance(each, Path) else each for each in group])
+        for place, (text, each) in enumerate(zip(group, tokenized, strict=True), start):
             if isinstance(each, Exception):
-                raise SettingsError(f"text {place + 1}: {each}")
+                raise SettingsError(f"{text if isinstance(text, Path) else f'text {place + 1}'}: {each}")
         vectors += model.predict(tokenized)
         progress(len(vectors), len(texts))
     return np.stack(vectors)
 
 
+def _picture(path: Path) -> Picture:
+    try:
+        return Picture(path.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 class SearchHit(NamedTuple):
-    """A text that was found: its place among the texts, from 1, and the cosine of its vector and that of the query."""
+    """A text that was found, or the path of a picture: its place among all, from 1, and the cosine of its vector and that of the query."""
 
     place: int
     text: str
@@ -50,13 +61,21 @@ class SearchHit(NamedTuple):
 
 
 def search(
-    model: TextEncoder, texts: Sequence[str], query: str, top: int, progress: Progress = _quiet
+    model: TextEncoder, texts: Sequence[str | Path], query: str, top: int, progress: Progress = _quiet
 ) -> list[SearchHit]:
     """Return the `top` texts with the greatest cosine to `query`, in that order. Raises SettingsError as `encode` does."""
     vectors = unit_vectors(encode(model, [*texts, query], progress))
     similarities = vectors[:-1] @ vectors[-1]
     nearest = np.argsort(-similarities, kind="stable")[:top]
-    return [SearchHit(int(place) + 1, texts[place], float(similarities[place])) for place in nearest]
+    return [SearchHit(int(place) + 1, str(texts[place]), float(similarities[place])) for place in nearest]
+
+
+def read_pictures(directory: Path) -> list[Path]:
+    """Return the paths of all pictures below a directory, by their names. Raises SettingsError if there is none."""
+    found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in PICTURES)
+    if not found:
+        raise SettingsError(f"{directory}: has no pictures ({', '.join(PICTURES)})")
+    return found
 
 
 def read_texts(path: Path) -> list[str]:

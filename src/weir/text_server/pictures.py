@@ -71,11 +71,13 @@ def has_pictures(texts: Sequence[Asked]) -> bool:
 
 
 def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | PictureUrl:
-    """Return the picture that `value` is: base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
+    """Return the picture that `value` is: bytes of msgpack, base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
 
     Raises InvalidRequest naming its place `where` and the rule, also for a URL if `limits` allow none.
     """
     source = value.get("url") if isinstance(value, dict) else value
+    if isinstance(source, bytes):
+        return Picture(source)
     if not isinstance(source, str):
         raise InvalidRequest(f"{where}: must be an image in base64, or its URL, is {brief(value)}")
     if not source.startswith(SCHEMES):

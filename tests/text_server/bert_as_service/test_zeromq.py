@@ -143,6 +143,8 @@ def test_what_one_client_can_ask() -> None:
         for said in ({"model": "other"}, {"priority": 1}, {"dimensions": 2}, {"truncate": False}, {"prompt": "query"}):
             with pytest.raises(Unsupported, match="EmbeddingClient does, over HTTP"):
                 client.encode(TEXTS, **said)
+        with pytest.raises(Unsupported, match="EmbeddingClient does, over HTTP"):
+            client.encode(images=[b"file"])
         with pytest.raises(DeadlineExceeded, match=r"no response in time$"):
             client.encode(["!wait"], timeout=0.1)
         client.encode(["!wait"], blocking=False)

@@ -73,7 +73,7 @@ class BertTransport:
         Raises Unsupported if the call states more than texts and `want_tokens`, and Cancelled if the client is closed.
         """
         if call._replace(texts=[], want_tokens=False) != EncodeCall([]):
-            rule = "over ZeroMQ requests name no model, priority, dimensions or prompt: EmbeddingClient does, over HTTP"
+            rule = "over ZeroMQ requests name no model, priority, dimensions, prompt or images: EmbeddingClient does, over HTTP"
             raise Unsupported(rule)
         texts = [" ||| ".join(text) if isinstance(text, tuple) else text for text in call.texts]
         return self._send(encode_json(texts), len(texts), timeout)
