@@ -226,19 +226,19 @@ def _is_plain(name: Any, array: Any) -> bool:
 
 def unpack_small(cell: Small) -> list[Any]:
     """Return the values of a column. Their arrays can be written to."""
-    from numpy import dtype, ndarray
+    import numpy
 
     if not cell.names:
-        kind = dtype(cell.dtypes[0])
-        return [ndarray(shape, kind, data) for shape, data in zip(cell.shapes, cell.data, strict=True)]
-    described = list(zip(cell.names, map(dtype, cell.dtypes), strict=True))
+        kind = numpy.dtype(cell.dtypes[0])
+        return [numpy.ndarray(shape, kind, data) for shape, data in zip(cell.shapes, cell.data, strict=True)]
+    described = list(zip(cell.names, map(numpy.dtype, cell.dtypes), strict=True))
     arrays = zip(cell.shapes, cell.data, strict=True)
     values = []
     for _ in range(cell.count):
         value: dict[str, Any] = {}
         for name, kind in described:
             shape, data = next(arrays)
-            value[name] = ndarray(shape, kind, data)
+            value[name] = numpy.ndarray(shape, kind, data)
         values.append(value)
     return values
 

@@ -32,8 +32,6 @@ _LONGEST = 1e9  # seconds from now: the deadline of a call that has none
 class AioCall(IncomingCall):
     """A call that grpc.aio passes to its handler with `context`. `done` is set when the call has ended."""
 
-    __slots__ = ("_context", "_patience", "done")
-
     def __init__(self, context: Any, account: "Account", patience: float) -> None:
         self._context = context
         self._patience = patience
@@ -41,12 +39,7 @@ class AioCall(IncomingCall):
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
         self.deadline = time.time() + (_LONGEST if left is None else left)
-        self.forwarded = self.caller = ""
-        self.on_left: Callable[[], object] | None = None
-        self.over = False
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._held = 0
-        self._raw = None
 
     @property
     def patience(self) -> float:

@@ -95,27 +95,24 @@ class IncomingCall:
     `ended` is called, with an event, when the core has finished the call.
     """
 
-    __slots__ = (
-        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "caller", "deadline", "forwarded", "metadata",
-        "on_left", "over",
-    )  # fmt: skip
+    _watched = False
+    _held = 0  # bytes charged until the call ends
+    _raw: Any = None
+    forwarded = caller = ""
+    on_left: Callable[[], object] | None = None
+    over = False  # it has ended, or its caller has left
 
     def __init__(
         self, event: Any, gate: GrpcGate, account: "Account", unsent: "Unsent", ended: Callable[[Any], None]
     ) -> None:
         self._ended = ended
-        self._watched = False
         self._gate = gate
         self.account = account
         self._unsent = unsent
-        self._held = 0  # bytes charged until the call ends
-        self._raw: Any = event.call
-        self._begun = False
+        self._raw = event.call
+        self._head: tuple[Any, ...] = (cygrpc.SendInitialMetadataOperation((), 0),)  # until it is sent
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
         self.deadline: float = event.call_details.deadline
-        self.forwarded = self.caller = ""
-        self.on_left: Callable[[], object] | None = None
-        self.over = False  # it has ended, or its caller has left
 
     @property
     def patience(self) -> float:
@@ -138,14 +135,14 @@ class IncomingCall:
             return
         messages = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
-        operations = *self._head(), *messages, status
-        is_large = body is not None and len(body) > _COUNTED_ABOVE
-        heard = self._when_sent(len(body)) if body is not None and is_large else _nothing
+        operations = *self._head, *messages, status
+        heard: Callable[[Any], None] = _nothing
         if not self._watched:
             # The core then reports the end of the call and the sent status in one event instead of two.
             self._watched = True
-            operations = *operations, cygrpc.ReceiveCloseOnServerOperation(0)
-            heard = self._when_ended(heard) if is_large else self._ended
+            operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._ended
+        if body is not None and len(body) > _COUNTED_ABOVE:
+            heard = self._when_sent(len(body), heard)
         try:
             self._gate.start(self._raw, operations, heard)
         except Left:
@@ -170,19 +167,15 @@ class IncomingCall:
         if self._raw is not None:
             self._raw.cancel()
 
-    def _when_sent(self, size_bytes: int) -> Callable[[Any], None]:
+    def _when_sent(self, size_bytes: int, then: Callable[[Any], None]) -> Callable[[Any], None]:
         unsent = self._unsent
         number = unsent.add(self._raw, size_bytes)
-        return lambda event: unsent.remove(number)
 
-    def _when_ended(self, heard: Callable[[Any], None]) -> Callable[[Any], None]:
-        ended = self._ended
+        def sent(event: Any) -> None:
+            unsent.remove(number)
+            then(event)
 
-        def both(event: Any) -> None:
-            ended(event)
-            heard(event)
-
-        return both
+        return sent
 
     def watch(self) -> None:
         """From now on, notice when the caller leaves. Idempotent."""
@@ -210,7 +203,8 @@ class IncomingCall:
 
     async def put(self, body: bytes) -> None:
         """Send a message, however long that takes. Raises Left."""
-        if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
+        head, self._head = self._head, ()
+        if self.over or not await self._done((*head, cygrpc.SendMessageOperation(body, 0)), _success):
             raise Left
 
     async def read(self, *, refusing: bool = True) -> bytes | None:
@@ -248,10 +242,6 @@ class IncomingCall:
         if self._held:
             self.account.give(self._held)
             self._held = 0
-
-    def _head(self) -> tuple[Any, ...]:
-        begun, self._begun = self._begun, True
-        return () if begun else (cygrpc.SendInitialMetadataOperation((), 0),)
 
     async def _done(self, operations: tuple[Any, ...], outcome: Callable[[Any], Any]) -> Any:
         future = asyncio.get_running_loop().create_future()
