@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.text_models.tokens.reading import ids
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.images import ImageLimits, Picture
+from weir.images.preparation import Preparation
 from weir.text_models.checkpoint.configuration import read_architecture
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.towers import tower_config, vision_architecture
@@ -68,6 +70,20 @@ def test_a_broken_image_fails_alone(directory: Path) -> None:
     limited.load_shared()
     (error,) = limited.preprocess_batch([Picture(picture(1))])
     assert "max_image_pixels" in error.message
+
+
+def test_images_of_a_batch_are_decoded_by_all_threads_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, met = opened(directory, threads=2), threading.Barrier(2)
+    prepare = Preparation.prepare
+
+    def meets(self: Preparation, data: bytes, limits: ImageLimits) -> Any:
+        met.wait(60)
+        return prepare(self, data, limits)
+
+    monkeypatch.setattr(Preparation, "prepare", meets)
+    first, text, second = model.preprocess_batch([Picture(picture(1)), TEXTS[0], Picture(picture(2))])
+    assert not isinstance(text, InvalidRequest)
+    assert not np.array_equal(first, second)
 
 
 def test_a_model_of_texts_reads_no_images(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Texts are tokenized, texts of similar length are computed together, and shorter 
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -176,7 +177,15 @@ class TextEncoder(Model):
         """Return the TokenIds of each text, the numbers of each image as Preparation makes them, or an InvalidRequest in the place of an item."""
         images = [image_of(item) for item in items]
         texts = iter(self._reader.read([item for item, image in zip(items, images, strict=True) if image is None]))
-        return [next(texts) if image is None else self._prepared(image) for image in images]
+        prepared = iter(self._all_prepared([image for image in images if image is not None]))
+        return [next(texts) if image is None else next(prepared) for image in images]
+
+    def _all_prepared(self, images: list[bytes]) -> list[NDArray[np.float32] | InvalidRequest]:
+        threads = min(self.share.threads, len(images))
+        if threads <= 1:
+            return list(map(self._prepared, images))
+        with ThreadPoolExecutor(threads) as pool:  # Pillow decodes and resizes without the interpreter's lock
+            return list(pool.map(self._prepared, images))
 
     def _prepared(self, image: bytes) -> NDArray[np.float32] | InvalidRequest:
         vision = self._files.checkpoint.vision
