@@ -185,7 +185,7 @@ class Reply(NamedTuple):
 class Answered(NamedTuple):
     """A response, and the bytes that it holds until it is stored."""
 
-    answer: Answer
+    response: Answer
     claim: Claim
 
 
@@ -444,7 +444,7 @@ class JobRunner:
         storing, answered[:] = answered[:], []
         try:
             if storing:
-                await asyncio.shield(self.use(self.store.put, job.id, [each.answer for each in storing]))
+                await asyncio.shield(self.use(self.store.put, job.id, [each.response for each in storing]))
         finally:
             for each in storing:
                 each.claim.close()
@@ -489,12 +489,12 @@ class JobRunner:
                 await asyncio.sleep(min(max(wait, reply.retry_after), RETRY_MAX))
                 wait *= 2.0
             status, body = reply.status, reply.body
-            answer = await off_loop(len(body), partial(answer_of, job.id, request, status, body), writes=True)
-            claim.hold(min(claim.held_bytes, len(answer.line)))
+            response = await off_loop(len(body), partial(answer_of, job.id, request, status, body), writes=True)
+            claim.hold(min(claim.held_bytes, len(response.line)))
         except BaseException:
             claim.close()
             raise
-        return Answered(answer, claim)
+        return Answered(response, claim)
 
     async def _reply(self, job: Job, file: int, request: JobRequest, claim: Claim) -> Reply:
         """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output."""

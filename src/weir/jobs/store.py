@@ -222,8 +222,8 @@ class JobStore:
     def kept_bytes(self) -> int:
         """The bytes that files and responses take together."""
         (files,) = self._database.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
-        (answers,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
-        return int(files) + int(answers)
+        (responses,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
+        return int(files) + int(responses)
 
     def reserve(self, size: int) -> None:
         """Keep room for `size` more bytes of an upload, which have arrived. Raises what `check_room` raises. Responses of jobs may take that room: a job that
@@ -442,13 +442,13 @@ class JobStore:
         )
         return [JobRequest(*row) for row in rows.fetchall()]
 
-    def put(self, job: str, answers: Sequence[Answer]) -> None:
+    def put(self, job: str, responses: Sequence[Answer]) -> None:
         """Store responses, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
-        size = sum(len(answer.line) for answer in answers)
+        size = sum(len(response.line) for response in responses)
         if self.kept_bytes + size > self._limits.batch_max_bytes:
             raise TooLarge(f"the responses would exceed {self._limits.batch_max_bytes} bytes in all (batch_max_bytes)")
         with self._transaction() as database:
-            for number, status, line in answers:
+            for number, status, line in responses:
                 changed = database.execute(
                     "UPDATE requests SET status = ?, answer = ? WHERE job = ? AND number = ? AND status IS NULL",
                     (status, line, job, number),

@@ -405,17 +405,17 @@ def trace_headers(request: Any) -> Headers:
 LONG_COMPRESSION = 256 << 10  # bytes: compressing more would block the event loop for too long
 
 
-async def compressed_off_loop(answer: HttpResponse, coding: str) -> HttpResponse:
+async def compressed_off_loop(response: HttpResponse, coding: str) -> HttpResponse:
     """Return what `compressed` returns. A long body is compressed in a thread."""
-    if len(answer.body) > LONG_COMPRESSION:
-        return await asyncio.to_thread(compressed, answer, coding)
-    return compressed(answer, coding)
+    if len(response.body) > LONG_COMPRESSION:
+        return await asyncio.to_thread(compressed, response, coding)
+    return compressed(response, coding)
 
 
-def compressed(answer: HttpResponse, coding: str) -> HttpResponse:
-    """Return `answer` with its body compressed with `coding`."""
-    headers = [*answer.headers, (b"content-encoding", coding.encode()), (b"vary", b"accept-encoding")]
-    return HttpResponse(answer.status, headers, compress(answer.body, coding))
+def compressed(response: HttpResponse, coding: str) -> HttpResponse:
+    """Return `response` with its body compressed with `coding`."""
+    headers = [*response.headers, (b"content-encoding", coding.encode()), (b"vary", b"accept-encoding")]
+    return HttpResponse(response.status, headers, compress(response.body, coding))
 
 
 def batch_body(

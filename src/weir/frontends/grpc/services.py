@@ -152,23 +152,23 @@ class Reflection:
     def answer(self, request: Any) -> Any:
         """Return the response to one request of a stream."""
         question = request.WhichOneof("message_request")
-        answered = self._response(valid_host=request.host, original_request=request)
+        made = self._response(valid_host=request.host, original_request=request)
         if question not in self._answers:  # requests about extensions: the server's messages have none
-            return self._failed(answered, grpc.StatusCode.NOT_FOUND, f"{question}: is not supported")
+            return self._failed(made, grpc.StatusCode.NOT_FOUND, f"{question}: is not supported")
         try:
             found = self._answers[question](getattr(request, question))
         except KeyError as error:
-            return self._failed(answered, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
-        answered.MergeFrom(self._response(**found))
-        return answered
+            return self._failed(made, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+        made.MergeFrom(self._response(**found))
+        return made
 
     def _list(self, _: str) -> dict[str, Any]:
         return {"list_services_response": {"service": [{"name": name} for name in self._services]}}
 
-    def _failed(self, answered: Any, code: grpc.StatusCode, text: str) -> Any:
+    def _failed(self, made: Any, code: grpc.StatusCode, text: str) -> Any:
         number: Any = code.value[0]
-        answered.error_response.error_code, answered.error_response.error_message = number, text
-        return answered
+        made.error_response.error_code, made.error_response.error_message = number, text
+        return made
 
 
 def _files(file: Any) -> dict[str, Any]:

@@ -68,18 +68,18 @@ class Logged:
         """Answer one request."""
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        answer = _Answer(send)
+        response = _Answer(send)
         began = self._log.clock()
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         except Exception:
-            answer.status = answer.status or 500  # Starlette sends it
+            response.status = response.status or 500  # Starlette sends it
             raise
         finally:
             target = scope.get("raw_path") or scope["path"].encode()
             method, protocol = scope.get("method", "GET"), f"HTTP/{scope.get('http_version', '1.1')}"
-            status = answer.status or scope.get(REFUSED, LEFT)
-            self._log.answered(scope.get("client"), method, target, status, answer.size_bytes, began, protocol)
+            status = response.status or scope.get(REFUSED, LEFT)
+            self._log.answered(scope.get("client"), method, target, status, response.size_bytes, began, protocol)
 
 
 class _Answer:

@@ -293,13 +293,13 @@ class Pages:
         body = page.substitute(base=shown, version=__version__, links=links, content=content).encode()
         return HttpResponse(200, [(b"content-type", _HTML), NO_STORE, _STYLED, (b"vary", b"accept")], body)
 
-    def _readable(self, request: Request, answer: HttpResponse) -> HttpResponse:
+    def _readable(self, request: Request, response: HttpResponse) -> HttpResponse:
         """Return a response in JSON as a browser shows it to people."""
-        title, text = request.url.path, msgspec.json.format(answer.body, indent=2).decode()
+        title, text = request.url.path, msgspec.json.format(response.body, indent=2).decode()
         page = self._page(_base_of(request), f"<section><h2>{escape(title)}</h2><pre>{escape(text)}</pre></section>")
         named = {name for name, _ in page.headers}
-        kept = [header for header in answer.headers if header[0] not in named]
-        return page._replace(status=answer.status, headers=[*page.headers, *kept])
+        kept = [header for header in response.headers if header[0] not in named]
+        return page._replace(status=response.status, headers=[*page.headers, *kept])
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
         """Check liveness: 200, or 503 with the models that can start no worker, where liveness counts them."""
@@ -418,13 +418,13 @@ class Pages:
 
     def _app(self, page: Page) -> ASGIApp:
         async def endpoint(request: Request) -> Response:
-            answer = await page(request)
-            if _is_browser(request) and JSON_HEADER in answer.headers and page != self.openapi:
-                answer = self._readable(request, answer)
+            response = await page(request)
+            if _is_browser(request) and JSON_HEADER in response.headers and page != self.openapi:
+                response = self._readable(request, response)
             coding = accepted_coding(request.headers.get("accept-encoding", ""))
-            if coding and len(answer.body) > self._settings.compress_above:
-                answer = await compressed_off_loop(answer, coding)
-            return as_response(answer)
+            if coding and len(response.body) > self._settings.compress_above:
+                response = await compressed_off_loop(response, coding)
+            return as_response(response)
 
         return answered(endpoint)
 
@@ -450,10 +450,10 @@ def _json(value: Mapping[str, Any], status: int = 200) -> HttpResponse:
 
 
 def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
-    answer = _json(value, 200 if good else 503)
+    response = _json(value, 200 if good else 503)
     if not good:
-        answer.headers.append((b"retry-after", b"1"))
-    return answer
+        response.headers.append((b"retry-after", b"1"))
+    return response
 
 
 def _is_browser(request: Request) -> bool:

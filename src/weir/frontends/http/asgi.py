@@ -196,21 +196,21 @@ def inner_path(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
-async def send_answer(send: Send, answer: HttpResponse, *, more: bool = False) -> None:
-    """Send `answer`. With `more`, the request stays open until an empty body follows."""
-    await send(_head(answer))
-    await send({"type": "http.response.body", "body": answer.body, "more_body": more})
+async def send_answer(send: Send, response: HttpResponse, *, more: bool = False) -> None:
+    """Send `response`. With `more`, the request stays open until an empty body follows."""
+    await send(_head(response))
+    await send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
-def _head(answer: HttpResponse) -> Message:
-    length = (b"content-length", b"%d" % len(answer.body))
-    return {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]}
+def _head(response: HttpResponse) -> Message:
+    length = (b"content-length", b"%d" % len(response.body))
+    return {"type": "http.response.start", "status": response.status, "headers": [*response.headers, length]}
 
 
-def as_response(answer: HttpResponse) -> Response:
-    """Return `answer` as a Starlette response."""
-    made = Response(answer.body, answer.status)
-    made.raw_headers.extend(answer.headers)
+def as_response(response: HttpResponse) -> Response:
+    """Return `response` as a Starlette response."""
+    made = Response(response.body, response.status)
+    made.raw_headers.extend(response.headers)
     return made
 
 
@@ -265,17 +265,17 @@ class AsgiCall:
     def _document(self) -> dict[str, Any]:
         return {} if self.body.strip() in (b"", b"null") else read_object(self.body)
 
-    async def answer(self, answer: HttpResponse) -> None:
+    async def answer(self, response: HttpResponse) -> None:
         """Send the response, with what identifies the request."""
-        await send_answer(self.send, identified(answer, self.headers))
+        await send_answer(self.send, identified(response, self.headers))
 
-    async def refuse(self, answer: HttpResponse) -> None:
+    async def refuse(self, response: HttpResponse) -> None:
         """Send the response, also before the body has arrived. A large body, or the rest of one, is discarded for a while, and the connection closed then."""
         if not self._incoming.closes(self.scope):
-            return await self.answer(answer)
+            return await self.answer(response)
         if self.version.startswith("1"):  # HTTP/2 forbids the header: RFC 9113, section 8.2.2
-            answer.headers.append((b"connection", b"close"))
-        await send_answer(self.send, identified(answer, self.headers), more=True)
+            response.headers.append((b"connection", b"close"))
+        await send_answer(self.send, identified(response, self.headers), more=True)
         await discard_body(self.receive, self._settings.body_timeout)
         await self.send({"type": "http.response.body", "body": b""})
 
@@ -327,9 +327,9 @@ class Endpoint:
             return await call.refuse(self._refusal(error))
         if body is not None:
             call.body = body
-            answer = await self._answer(call)
-            if answer is not None:
-                await call.answer(self._charged(answer))
+            response = await self._answer(call)
+            if response is not None:
+                await call.answer(self._charged(response))
 
     async def _read(self, call: AsgiCall) -> bytes | None:
         settings, headers = self._settings, dict(call.headers)
@@ -345,13 +345,13 @@ class Endpoint:
             )
         return None
 
-    def _charged(self, answer: HttpResponse) -> HttpResponse:
-        """Charge `answer` and return it, or return the response for the error if the account has no room."""
+    def _charged(self, response: HttpResponse) -> HttpResponse:
+        """Charge `response` and return it, or return the response for the error if the account has no room."""
         try:
-            charge_answer(len(answer.body))
+            charge_answer(len(response.body))
         except WeirError as error:
             return self._refusal(error)
-        return answer
+        return response
 
     async def _answer(self, call: AsgiCall) -> HttpResponse | None:
         try:
@@ -362,17 +362,17 @@ class Endpoint:
             return self._refusal(error)
 
 
-def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
-    """Add to `answer` the X-Request-Id of the request, unless it is too long, and the `traceparent` of its span if it was traced. Return `answer`."""
+def identified(response: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
+    """Add to `response` the X-Request-Id of the request, unless it is too long, and the `traceparent` of its span if it was traced. Return it."""
     trace = CURRENT_TRACE.get()
     if trace is not None:
-        answer.headers.append((TRACEPARENT.encode(), trace.traceparent.encode()))
+        response.headers.append((TRACEPARENT.encode(), trace.traceparent.encode()))
     for name, value in headers:
         if name == b"x-request-id" and len(value) <= MAX_REQUEST_ID_LENGTH:
-            if all(name != b"x-request-id" for name, _ in answer.headers):
-                answer.headers.append((name, value))
+            if all(name != b"x-request-id" for name, _ in response.headers):
+                response.headers.append((name, value))
             break
-    return answer
+    return response
 
 
 HEAD: Headers = [
@@ -427,9 +427,9 @@ class EventStream:
         except WeirError as error:
             if not self._started:
                 self._started = True
-                answer = self._refusal(error)
-                self.sent_bytes += len(answer.body)
-                return await self._call.answer(answer)
+                response = self._refusal(error)
+                self.sent_bytes += len(response.body)
+                return await self._call.answer(response)
             await self._write(write_event(self._source.failure(error), "error"))
         await self._write(b"", more=False)
 
@@ -491,15 +491,15 @@ class AsgiInference:
         work = self._respond(exchange, protocol, head, body)
         del body  # only the protocol refers to it now, and frees it as soon as it has been parsed
         try:
-            answer = await unless_left(work, call.receive)
+            response = await unless_left(work, call.receive)
         except ClientLeft:
             return
         CURRENT_TRACE.set(exchange.trace)
-        if isinstance(answer, EventSource):
-            await self._send_events(answer, exchange, protocol, size, call)
+        if isinstance(response, EventSource):
+            await self._send_events(response, exchange, protocol, size, call)
         else:
-            exchange.transferred(size, len(answer.body))
-            await call.answer(answer)
+            exchange.transferred(size, len(response.body))
+            await call.answer(response)
 
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
@@ -510,11 +510,11 @@ class AsgiInference:
                 body = await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
             if head.stream:
                 return await protocol.stream(exchange, head, body)
-            answer = await protocol.answer(exchange, head, body)
-            if head.accept_coding and len(answer.body) > self._settings.compress_above:
-                answer = await compressed_off_loop(answer, head.accept_coding)
-            charge_answer(len(answer.body))
-            return answer
+            response = await protocol.answer(exchange, head, body)
+            if head.accept_coding and len(response.body) > self._settings.compress_above:
+                response = await compressed_off_loop(response, head.accept_coding)
+            charge_answer(len(response.body))
+            return response
         except Exception as error:
             if isinstance(error, WeirError):
                 exchange.refused(error)
@@ -582,11 +582,11 @@ class EndpointRoute(Route):
         await as_response(identified(refuse(error), scope["headers"]))(scope, receive, send)
 
 
-def answered(answer: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
-    """Return the ASGI application whose requests `answer` answers."""
+def answered(handle: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+    """Return the ASGI application whose requests `handle` responds to."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (await answer(Request(scope, receive)))(scope, receive, send)
+        await (await handle(Request(scope, receive)))(scope, receive, send)
 
     return app
 
@@ -661,12 +661,12 @@ class Gate:
     async def _refuse(self, error: Unauthorized, scope: Scope, receive: Receive, send: Send) -> None:
         path = inner_path(scope)
         refuse = next((refuse for prefix, refuse in self._refusals.items() if path.startswith(prefix)), error_answer)
-        answer = refuse(error)
+        response = refuse(error)
         if scope["type"] == "websocket":
-            return await _deny(answer, scope, send)
+            return await _deny(response, scope, send)
         if _wants_page(scope):  # a browser then asks its user for the key
-            answer.headers.append(_BASIC)
-        await AsgiCall(scope, receive, send, self._settings).refuse(answer)
+            response.headers.append(_BASIC)
+        await AsgiCall(scope, receive, send, self._settings).refuse(response)
 
 
 def with_key(document: dict[str, Any]) -> dict[str, Any]:
@@ -683,14 +683,14 @@ def with_key(document: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-async def _deny(answer: HttpResponse, scope: Scope, send: Send) -> None:
+async def _deny(response: HttpResponse, scope: Scope, send: Send) -> None:
     if _DENIAL not in scope.get("extensions", {}):
         return await send({"type": "websocket.close"})  # the ASGI server sends status 403
 
     async def send_denial(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    await send_answer(send_denial, answer)
+    await send_answer(send_denial, response)
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -187,7 +187,7 @@ class _ModelCalls:
         wanted = _list_of(self._narrowed(ReadOutput, {"name": names, "parameters": _PARAMETERS}))
         inputs = self._tensors(self._inputs)
         body = self._narrowed(ReadRequest, {"inputs": inputs, "outputs": wanted, "parameters": _PARAMETERS})
-        answer = self._narrowed(ReadResponse, {"outputs": self._tensors(self._outputs)})
+        response = self._narrowed(ReadResponse, {"outputs": self._tensors(self._outputs)})
         needed = [tensor.name for tensor in self._inputs if not tensor.optional]
         flat = {JSON: {"schema": self._narrowed(GenerateBody, _flat(self._inputs), needed)}}
         flat_answer = {JSON: {"schema": self._narrowed(GenerateAnswer, _flat(self._outputs))}}
@@ -195,20 +195,20 @@ class _ModelCalls:
         examples = {"examples": found} if (found := _examples(self._service.facts.model)) else {}
         tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
         return {
-            "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": answer}, OCTETS: _BYTES}),
+            "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": response}, OCTETS: _BYTES}),
             "infer_stream": self._call("infer_stream", "with tensors, as a stream", tensors, events),
             "generate": self._call("generate", "by name", flat, flat_answer),
             "generate_stream": self._call("generate_stream", "by name, as a stream", flat, events),
         }
 
-    def _call(self, call: str, how: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, call: str, how: str, body: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
         label = self._service.facts.label
         name, parameters = (
             f"post_v2_models_{label.replace('/', '_')}_{call}",
             [_HEADER_LENGTH] if OCTETS in body else [],
         )
         failures = _failures(_OF_INFERENCE)
-        return described_call(name, label, f"Run {label} {how}", answer, failures, body=body, parameters=parameters)
+        return described_call(name, label, f"Run {label} {how}", response, failures, body=body, parameters=parameters)
 
     def _narrowed(self, declared: type[Struct], properties: Schema, required: Sequence[str] = ()) -> Schema:
         """Return the schema of a declared body with `properties` in place of its own, or added to them."""

@@ -190,13 +190,13 @@ class ResponseWriter(asyncio.BufferedProtocol):
         if self._pending:
             self._advance()
 
-    def answer(self, plan: "RoutePlan", answer: HttpResponse) -> None:
-        """Write `answer` to the request in flight. Its `plan` says whether the connection stays open."""
+    def answer(self, plan: "RoutePlan", response: HttpResponse) -> None:
+        """Write `response` to the request in flight. Its `plan` says whether the connection stays open."""
         if self.phase is OVER:  # the client has left while the response was being compressed
             return
         close = self.shared.draining or not plan.keep_alive
-        head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=close)
-        self.transport.write(head + answer.body)
+        head = self.shared.heads.head(response.status, response.headers, len(response.body), close=close)
+        self.transport.write(head + response.body)
         self._answered(close)
 
     def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
@@ -238,14 +238,14 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.shared.refused(None, error)
         if self._pending.startswith(PRIOR_KNOWLEDGE):
             return self._close_after(GO_AWAY)
-        answer = self._handler().error_answer(error, None)
-        self._close_with(answer if status is None else answer._replace(status=status))
+        response = self._handler().error_answer(error, None)
+        self._close_with(response if status is None else response._replace(status=status))
 
     # Leaving.
 
-    def _close_with(self, answer: HttpResponse) -> None:
-        head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=True)
-        self._close_after(head + answer.body)
+    def _close_with(self, response: HttpResponse) -> None:
+        head = self.shared.heads.head(response.status, response.headers, len(response.body), close=True)
+        self._close_after(head + response.body)
 
     def _close_after(self, data: bytes) -> None:
         self.transport.write(data)
@@ -670,8 +670,8 @@ class Connection(ResponseWriter):
             return
         self.phase = SKIP
         self._left = plan.length
-        answer = plan.handler.error_answer(error, plan.service)
-        self.transport.write(self.shared.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
+        response = plan.handler.error_answer(error, plan.service)
+        self.transport.write(self.shared.heads.head(*response[:2], len(response.body), close=False) + response.body)
 
     def hand_over(self, plan: "RoutePlan", body: bytes) -> None:
         """Let the ASGI application answer the request in flight and all further requests of the connection."""

@@ -210,21 +210,21 @@ class HttpRequest(RequestBase, ChannelCall):
     def _is_compressed(self, size: int) -> bool:
         return bool(self.head.accept_coding) and size > self.connection.shared.settings.compress_above
 
-    def _answer(self, answer: HttpResponse) -> None:
-        answer.headers.extend(echo_headers(self.head))
-        answer.headers.extend(trace_headers(self))
-        if not self._is_compressed(len(answer.body)):
-            self._write(answer)
-        elif len(answer.body) <= LONG_COMPRESSION:
-            self._write(compressed(answer, self.head.accept_coding))
+    def _answer(self, response: HttpResponse) -> None:
+        response.headers.extend(echo_headers(self.head))
+        response.headers.extend(trace_headers(self))
+        if not self._is_compressed(len(response.body)):
+            self._write(response)
+        elif len(response.body) <= LONG_COMPRESSION:
+            self._write(compressed(response, self.head.accept_coding))
         else:
             loop = asyncio.get_running_loop()
-            compression = loop.run_in_executor(None, compressed, answer, self.head.accept_coding)
+            compression = loop.run_in_executor(None, compressed, response, self.head.accept_coding)
             compression.add_done_callback(lambda done: self._write(done.result()))
 
-    def _write(self, answer: HttpResponse) -> None:
-        self._count(len(answer.body))
-        self.connection.answer(self.plan, answer)
+    def _write(self, response: HttpResponse) -> None:
+        self._count(len(response.body))
+        self.connection.answer(self.plan, response)
 
     def _count(self, sent: int) -> None:
         self.plan.tally.received += self.plan.length
@@ -418,9 +418,9 @@ class KserveRequest(HttpRequest):
 
     def fail(self, error: Exception) -> None:
         """Write the error, uncompressed: clients of the protocol do not decompress errors."""
-        answer = self._error_answer(error)
-        answer.headers.extend(trace_headers(self))
-        self._write(answer)
+        response = self._error_answer(error)
+        response.headers.extend(trace_headers(self))
+        self._write(response)
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         if self.inference_request is None:
