@@ -652,6 +652,17 @@ def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
     return (*open_protocols(registry, settings), *own)
 
 
+def _cors(settings: HttpSettings, endpoints: Iterable[HttpEndpoint]) -> Middleware:
+    """Return what lets pages of `cors_origins` call the `endpoints`."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_methods=sorted({"POST", *[each.method for each in endpoints]} - {ANY}),
+        allow_headers=["*"],
+        expose_headers=_SHOWN_TO_PAGES,
+    )
+
+
 def make_app(
     context: KserveContext,
     *,
@@ -674,24 +685,16 @@ def make_app(
     protocols = inference_protocols(context) if protocols is None else protocols
     pages = Pages(context, settings, metrics, added.endpoints).endpoints()
     endpoints = [*added.endpoints, *pages, *kserve_endpoints(context)]
-    middleware = [Middleware(AsgiInference, protocols, settings)]
-    if added.endpoints:
-        middleware.insert(0, Middleware(Shortcut, added.endpoints))
-    middleware.insert(0, Middleware(Counted, context.account))
-    if context.access.required:
-        refusals = {**refusals_of(added.endpoints), PREFIX: kserve_error}
-        middleware.insert(0, Middleware(Gate, context.access, refusals, settings))
-    if settings.cors_origins:  # outermost: a browser's preflight request has no key
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=sorted({"POST", *[each.method for each in endpoints]} - {ANY}),
-            allow_headers=["*"],
-            expose_headers=_SHOWN_TO_PAGES,
-        )
-        middleware.insert(0, cors)
-    if log is not None:
-        middleware.insert(0, Middleware(Logged, log))
+    refusals = {**refusals_of(added.endpoints), PREFIX: kserve_error}
+    stated = [  # from the outermost to the innermost: a browser's preflight request has no key
+        None if log is None else Middleware(Logged, log),
+        _cors(settings, endpoints) if settings.cors_origins else None,
+        Middleware(Gate, context.access, refusals, settings) if context.access.required else None,
+        Middleware(Counted, context.account),
+        Middleware(Shortcut, added.endpoints) if added.endpoints else None,
+        Middleware(AsgiInference, protocols, settings),
+    ]
+    middleware = [each for each in stated if each is not None]
     routes = [*routes_of(endpoints), *(websockets or WebSockets(registry, settings, context.account)).routes()]
     own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]
     # Models may have routes below /v1: those of the first version of KServe's protocol are few.
