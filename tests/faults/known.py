@@ -55,7 +55,7 @@ FAULTS = {
         "weir.workers.process.supervision:SupervisedWorker._went_on", value=gives()
     ),
     "lost-worker-keeps-its-turn": Fault("weir.workers.turns:DeviceTurns.worker_lost", skips("gave_up")),
-    "long-wait-of-a-remote-worker": Fault("weir.workers.remote:Attachment._answer", forgets("self._wait")),
+    "long-wait-of-a-remote-worker": Fault("weir.workers.remote:Attachment._respond", forgets("self._wait")),
     # text_server
     "ended-text-counted-as-open": Fault("weir.text_server.encoder:Encoder._leave_one", skips("end")),
     "hopeless-texts-accepted": Fault("weir.text_server.encoder:Encoder._can_meet_deadline", value=gives(True)),
