@@ -142,7 +142,8 @@ def _words_of_bytes() -> tuple[Any, dict[str, Any]]:
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     alphabet += [f"{one}</w>" for one in alphabet]
-    sizes: dict[str, Any] = {"vocab_size": 700, "special_tokens": alphabet, "show_progress": False}
+    # Of more words than these, it would learn now one more, now one less.
+    sizes: dict[str, Any] = {"vocab_size": 650, "special_tokens": alphabet, "show_progress": False}
     made.train_from_iterator(CORPUS.split("\n"), trainers.BpeTrainer(end_of_word_suffix="</w>", **sizes))
     begin, end = "<|startoftext|>", "<|endoftext|>"
     state = json.loads(made.to_str())
