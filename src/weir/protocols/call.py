@@ -5,6 +5,7 @@
 | reading | a thread reads a long body                            | the thread's job is dropped              |
 | loading | the description of a model on demand is read          | the task that reads it is cancelled      |
 | queued  | its entries wait in the queue, or in a batch          | they are cancelled                       |
+| working | a task does what takes several steps, as for a stream | the task is cancelled                    |
 | writing | a thread writes a long response                       | the thread's job is dropped              |
 | over    | the channel has its response or its error, or nothing | -                                        |
 
