@@ -22,6 +22,7 @@ RESPONSES = {
     "/moved": b"HTTP/1.1 302 Found\r\nlocation: /image?a=%20b\r\n\r\n",
     "/round": b"HTTP/1.1 302 Found\r\nlocation: /round\r\n\r\n",
     "/away": b"HTTP/1.1 307 Away\r\nlocation: http://169.254.169.254/latest/meta-data\r\n\r\n",
+    "/wrong": b"HTTP/1.1 302 Found\r\nlocation: http://[\r\n\r\n",
     "/file": b"HTTP/1.1 301 Away\r\nlocation: file:///etc/passwd\r\n\r\n",
     "/large": b"HTTP/1.1 200 OK\r\n\r\n" + bytes(300_000),
     "/cut": OK[:-1],
@@ -77,6 +78,8 @@ async def test_an_image_is_fetched_over_tls_from_whom_a_certificate_is_trusted()
     [
         ("{url}/away", "169.254.169.254:80 is not allowed on this server (allow_url)"),
         ("{url}/file", "must be http://HOST/PATH or https://HOST/PATH, without a user"),
+        ("{url}/wrong", "is no URL, or leads to none: Invalid IPv6 URL"),
+        ("http://\u2488.0.0.1/", "is no URL, or leads to none: "),
         ("{url}/round", "the server responded with status 302"),
         ("{url}/missing", "the server responded with status 404"),
         ("{url}/large", "bytes; at most 100,000 (max_image_bytes)"),
@@ -137,7 +140,7 @@ async def test_the_address_that_was_checked_is_connected_to(monkeypatch: pytest.
 @subcases(
     ("address", "public"),
     [
-        ("8.8.8.8", True), ("2606:4700::1111", True), ("127.0.0.1", False), ("10.0.0.1", False), ("172.16.0.1", False),
+        ("8.8.8.8", True), ("2606:4700::1111", True), ("fec0::1", False), ("127.0.0.1", False), ("10.0.0.1", False), ("172.16.0.1", False),
         ("192.168.1.1", False), ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False),
         ("240.0.0.1", False), ("255.255.255.255", False), ("::", False), ("::1", False), ("fe80::1", False), ("fd00::1", False), ("ff02::1", False),
         ("::ffff:127.0.0.1", False), ("::ffff:8.8.8.8", True), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("2001::1", False),

@@ -62,6 +62,7 @@ def test_fills_and_markers_alone_stand_between_the_segments_of_a_jpeg() -> None:
         (tiff(_259=7), "a TIFF of compression 7; those that are read: none, LZW, deflate, PackBits"),
         (bmp(9, 1), "a BMP of compression 1; only those without compression are read"),
         (JPEG[:2] + SEGMENT * 1001 + JPEG[2:], "a JPEG with more than 1,000 segments before its pixels"),
+        (PNG[:33] + bytes(12) * 1100 + PNG[33:], "a PNG with more than 1,014 chunks"),
         (JPEG + b"\xff\xda" * 32, "a JPEG with more than 32 scans"),
         (bytes(1 + (32 << 20)), "33,554,433 bytes; at most 33,554,432 (max_image_bytes)"),
     ],

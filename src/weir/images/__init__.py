@@ -20,6 +20,7 @@ from weir.errors import InvalidRequest
 FORMATS = "PNG, JPEG, WebP, GIF, BMP and TIFF"
 _MOST_PIXELS = 89_478_485  # from here on, Pillow takes a header for an attack
 _MOST_SEGMENTS = 1_000  # of a JPEG before its pixels; cameras write a few dozen
+_CHUNK_BYTES = 1_024  # of a PNG for each chunk that it may have beyond so many; pixels mostly come in chunks of 8 KiB
 _MOST_SCANS = 32  # of a progressive JPEG; encoders write about ten, and each is a pass over all pixels
 _PLAIN_BMP = (0, 3, 6)  # Pillow unpacks run lengths in Python, a pixel at a time
 _TIFF_PACKINGS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
@@ -110,8 +111,14 @@ def read_base64(text: str, limits: ImageLimits) -> bytes:
 
 
 def _png(data: bytes) -> tuple[int, int]:
+    """Read the first chunk, and walk over the others, each of which Pillow handles in Python. (RFC 2083, section 3)"""
     width, height = unpack_from(">II", data, 16)
-    return width, height
+    at, most = 8, _MOST_SEGMENTS + len(data) // _CHUNK_BYTES
+    for _ in range(most):
+        if data[at + 4 : at + 8] in (b"IEND", b""):
+            return width, height
+        at += 12 + unpack_from(">I", data, at)[0]
+    raise InvalidRequest(f"a PNG with more than {most:,} chunks")
 
 
 def _gif(data: bytes) -> tuple[int, int]:

@@ -25,8 +25,8 @@ _AT_ONCE = 16  # images that are fetched at the same time
 _PIECE = 1 << 16
 _HEAD_BYTES = 1 << 16  # the most of the head of a response
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # is not escaped in the path and the query of a URL
-# Networks of addresses that stand for others: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380).
-_TRANSLATED = tuple(map(IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+# Networks of addresses that stand for others, NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380); and of sites, once (RFC 3879).
+_NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10")))
 
 
 class _Target(NamedTuple):
@@ -67,6 +67,8 @@ class Fetcher:
             rule = error.message
         except OSError as error:
             rule = f"no response ({reason_of(error)})"
+        except ValueError as error:  # of a redirect, or of a name that cannot be looked up
+            rule = f"is no URL, or leads to none: {error}"
         raise InvalidRequest(f"{url!r:.200}: {rule}")
 
     async def _followed(self, url: str) -> bytes:
@@ -137,6 +139,6 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if any(address in network for network in _TRANSLATED):
+        if any(address in network for network in _NOT_PUBLIC):
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved)

@@ -73,8 +73,8 @@ class EmbeddingContext:
         Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
         """
         name = "" if name == NOT_SPECIFIED else name
-        if not name and task is not None:
-            able = [each for each in self.encoders.values() if task in each.facts.tasks]
+        if not name and (sees or task is not None):
+            able = [each for each in self.encoders.values() if task is None or task in each.facts.tasks]
             able = [each for each in able if sees and each.facts.vision is not None] or able
             name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
         name = name or next(iter(self.encoders), "")

@@ -71,10 +71,12 @@ def has_pictures(texts: Sequence[Asked]) -> bool:
 
 
 def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | PictureUrl:
-    """Return the picture that `value` is: bytes of msgpack, base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
+    """Return the picture that `value` is: a file of an upload, bytes of msgpack, base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
 
     Raises InvalidRequest naming its place `where` and the rule, also for a URL if `limits` allow none.
     """
+    if isinstance(value, Picture):
+        return value
     source = value.get("url") if isinstance(value, dict) else value
     if isinstance(source, bytes):
         return Picture(source)
@@ -99,10 +101,8 @@ _MORE_FIELDS = 16  # of a form, in addition to its pictures and texts
 _LONGEST_HEAD = 4096  # bytes of the headers of one part
 _BMP_HEAD = 54  # bytes
 _BOUNDARY = re.compile(r';\s*boundary="?([^";]+)', re.IGNORECASE)
-_NAME, _FILE = (
-    re.compile(rb"content-disposition:[^\r\n]*?;\s*" + each, re.IGNORECASE)
-    for each in (rb'name="?([^";\r\n]*)', rb"filename\*?=")
-)
+_DISPOSITION = re.compile(rb"^content-disposition:(.*)", re.IGNORECASE | re.MULTILINE)
+_NAME, _FILE = (re.compile(rb";\s*" + each, re.IGNORECASE) for each in (rb'name="?([^";\r]+)', rb"filename\*?="))
 
 
 def is_upload(content_type: str) -> bool:
@@ -130,11 +130,16 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
         if len(head) > _LONGEST_HEAD:
             rule = f"the headers of a part have {len(head)} bytes, must have at most {_LONGEST_HEAD}"
             raise InvalidRequest(f"body: {rule}")
-        found = _NAME.search(head)
-        name = found[1].decode("utf-8", "replace") if found else ""
-        if _FILE.search(head):
+        disposition = _DISPOSITION.search(head)
+        stated = disposition[1] if disposition else b""
+        if _FILE.search(stated):
             items.append(Picture(data))
-        elif name == field:
+            continue
+        found = _NAME.search(stated)
+        if not found:
+            raise InvalidRequest("body: a part has neither a name nor a file name")
+        name = found[1].decode("utf-8", "replace")
+        if name == field:
             items.append(_text_in(data, name))
         else:
             document[name] = _text_in(data, name)
@@ -182,22 +187,25 @@ _FETCHING = 60.0  # seconds for those of a request that states no timeout
 async def fetched(
     texts: Sequence[Asked], fetch: Callable[[str], Awaitable[bytes]], timeout: float | None
 ) -> Sequence[Text]:
-    """Return `texts` with the pictures that `fetch` returns for their URLs, within `timeout` seconds. They are charged as they arrive.
+    """Return `texts` with the pictures that `fetch` returns for their URLs, each fetched once, within `timeout` seconds. They are charged as they arrive.
 
     Raises InvalidRequest naming the place of the text, DeadlineExceeded, and what `charge` raises."""
-    found: list[Any] = [*texts]
-    urls = [place for place, text in enumerate(texts) if isinstance(text, PictureUrl)]
-    places = iter(urls)
+    urls: dict[PictureUrl, int] = {}
+    for place, text in enumerate(texts):
+        if isinstance(text, PictureUrl):
+            urls.setdefault(text, place)
+    found: dict[PictureUrl, Picture] = {}
+    left = iter(urls.items())
 
     async def fetch_next() -> None:
-        for place in places:
+        for picture, place in left:
             try:
-                found[place] = Picture(await fetch(found[place].url))
+                found[picture] = Picture(await fetch(picture.url))
             except InvalidRequest as error:
                 raise error.at(TEXTS_FIELD, place) from None
-            charge(len(found[place].data))
+            charge(len(found[picture].data))
 
-    tasks = [asyncio.create_task(fetch_next()) for _ in urls[:_AT_ONCE]]
+    tasks = [asyncio.create_task(fetch_next()) for _ in range(min(_AT_ONCE, len(urls)))]
     try:
         async with asyncio.timeout(timeout or _FETCHING):
             await asyncio.gather(*tasks)
@@ -206,4 +214,4 @@ async def fetched(
     finally:
         for task in tasks:
             task.cancel()
-    return found
+    return [found[text] if isinstance(text, PictureUrl) else text for text in texts]

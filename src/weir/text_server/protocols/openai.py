@@ -263,7 +263,11 @@ def of_messages(request: MessagesRequest, exchange: HttpExchange) -> HttpWork:
     """Read a request for the vector of messages."""
     contents = [each.content if isinstance(each.content, list) else [each.content] for each in request.messages]
     parts = [part for content in contents for part in content]
-    return _embeddings(request, [forms.read_content({"content": parts}, "messages", exchange.context)], exchange)
+    try:
+        text = forms.read_content({"content": parts}, "messages", exchange.context)
+    except InvalidRequest as error:
+        raise error.about("messages") from None
+    return _embeddings(request, [text], exchange)
 
 
 @OpenAIEndpoint(
