@@ -5,7 +5,7 @@ import sys
 import atheris  # type: ignore[import-untyped, unused-ignore]  # it has no types, and need not be installed
 
 INSTRUMENTED = [
-    "weir.wire", "weir.workers.run.tensors", "weir.frontends.http.fast.plan", "weir.text_models.checkpoint", "weir.text_models.tokenizer", "weir.text_models.tokenizer_files", "weir.text_models.tokenizer",
+    "weir.wire", "weir.images", "weir.workers.run.tensors", "weir.frontends.http.fast.plan", "weir.text_models.checkpoint", "weir.text_models.tokenizer", "weir.text_models.tokenizer_files", "weir.text_models.tokenizer",
 ]  # fmt: skip
 
 with atheris.instrument_imports(include=INSTRUMENTED):

@@ -12,6 +12,8 @@ from tests.fuzz.checkpoints import CHECKPOINTS
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.frontends.http.fast.plan import END_OF_HEAD, HeadReader
+from weir.images import ImageLimits
+from weir.images.preparation import Preparation
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
 from weir.text_server.bert_as_service import frames as zeromq_frames
@@ -39,6 +41,8 @@ class Declared(Model):
 _outline = BodyPeek(Declared.inputs)
 _read = BodyReader(Declared)
 _heads = HeadReader()
+_preparation = Preparation(16, 16, 16, 3, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+_limits = ImageLimits(max_image_pixels=10_000)
 
 
 def json(data: bytes) -> None:
@@ -154,9 +158,15 @@ def zeromq(data: bytes) -> None:
         assert len(zeromq_frames.read_texts(ask)) == ask.size
 
 
+def image(data: bytes) -> None:
+    """An image file, from its header to its pixels."""
+    with contextlib.suppress(InvalidRequest):
+        assert _preparation.prepare(data, _limits).shape == (3, 16, 16)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep, zmtp, zeromq)
+    for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep, zmtp, zeromq, image)
 } | CHECKPOINTS
 
 
