@@ -24,6 +24,7 @@ import weir.embedding
 from weir.client import EmbeddingClient
 from weir.errors import InvalidRequest
 from weir.images import Picture
+from weir.text_server.pictures import read_upload
 
 TEXT, OTHER = "first do it", "then do it right"
 SIDE = 40  # pixels
@@ -314,3 +315,16 @@ def test_fronts_leave_pictures_to_the_dispatcher_and_fetch_nothing(folder: Path,
                 np.testing.assert_allclose(found[body.index(TEXT)], vectors["clip"][2], atol=1e-5)
             wrong = fronts.post("/v1/embeddings", json={"input": {"image": "https://example.com/a.png"}})
     assert "no URL is fetched here" in json.loads(wrong.content)["error"]["message"]
+
+
+@subcases(("head", "found"), [
+    ('Content-Disposition: form-data; name="input"', [TEXT]),
+    ("content-disposition: form-data; name=input", [TEXT]),
+    ('Content-Disposition: form-data; name="a"; filename="name=b.png"\r\nContent-Type: image/png', [Picture(TEXT.encode())]),
+    ("Content-Disposition: form-data; filename*=UTF-8''a.png; name=a", [Picture(TEXT.encode())]),
+    ('Content-Disposition: form-data; name="filename"', []),
+])  # fmt: skip
+def test_parts_are_files_or_fields_as_their_heads_state(head: str, found: list[Any]) -> None:
+    for stated in ('multipart/form-data; boundary="a b"', "Multipart/Form-Data; charset=utf-8; Boundary=a b "):
+        body = f"--a b\r\n{head}\r\n\r\n{TEXT}\r\n--a b--\r\n".encode()
+        assert read_upload(stated, body, "input", 1)["input"] == found
