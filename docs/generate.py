@@ -363,7 +363,7 @@ def keywords() -> str:
     known = [*common, *hosted, params]
     server = [each for each in catalog.values() if each not in known and each.name not in apart]
     classes = (
-        ("CommonKeywords", "TypedDict", "What all of these have.", common),
+        ("CommonKeywords", "TypedDict", "The keywords that all of these have.", common),
         ("ServiceKeywords", "CommonKeywords", "The settings of weir.Service.", [timeout]),
         (
             "InProcessKeywords",

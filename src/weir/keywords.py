@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 
 class CommonKeywords(TypedDict, total=False):
-    """What all of these have."""
+    """The keywords that all of these have."""
 
     max_batch_size: int
     """Largest batch, in rows; 1 disables batching"""

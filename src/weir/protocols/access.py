@@ -241,14 +241,12 @@ def read_keys(path: str) -> list[str]:
         lines = Path(path).read_bytes().removeprefix(BOM_UTF8).splitlines()
     except OSError as error:
         raise SettingsError(f"api_key_file={path!r}: cannot be read: {error.strerror}") from None
-    keys = {number: line.strip().decode("latin-1") for number, line in enumerate(lines, start=1) if line.strip()}
+    keys = {row: line.strip().decode("latin-1") for row, line in enumerate(lines, start=1) if line.strip()}
     if not keys:
         raise SettingsError(f"api_key_file={path!r}: must hold one or more keys, one per line")
-    for number, key in keys.items():
+    for row, key in keys.items():
         if not _is_key(key.removesuffix(BULK_KEY)):
-            raise SettingsError(
-                f"api_key_file={path!r}: line {number}: {_RULE}, with or without {BULK_KEY!r} behind it"
-            )
+            raise SettingsError(f"api_key_file={path!r}: line {row}: {_RULE}, with or without {BULK_KEY!r} behind it")
     return list(keys.values())
 
 
