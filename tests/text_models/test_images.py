@@ -127,9 +127,12 @@ def test_texts_of_siglip_are_canonical_and_of_one_length(tmp_path: Path) -> None
     assert isinstance(pieces, list) and {len(each.ids) for each in pieces} == {4 * 30}
 
 
-def test_sentence_transformers_has_a_module_of_both_towers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [["CLIPModel"], ["Transformer"], ["Transformer", "Normalize"]])
+def test_sentence_transformers_has_a_module_of_both_towers(kinds: list[str], tmp_path: Path) -> None:
     tiny_towers.model(tmp_path / "0_CLIPModel")
-    tiny.write(tmp_path / "modules.json", [{"path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}])
+    folders = ("0_CLIPModel", "1_Normalize")
+    modules = [{"path": folder, "type": f"x.{kind}"} for folder, kind in zip(folders, kinds, strict=False)]
+    tiny.write(tmp_path / "modules.json", modules)
     found = results(tmp_path, [TEXTS[0], Picture(picture(1))])
     assert np.allclose(found, results(tmp_path / "0_CLIPModel", [TEXTS[0], Picture(picture(1))]), atol=1e-6)
     assert np.allclose(np.linalg.norm(found, axis=1), 1)

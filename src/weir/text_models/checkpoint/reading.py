@@ -66,7 +66,7 @@ CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers
 LANGUAGE_MODEL = "ForCausalLM"  # the end of the names of classes of decoders that say the next word
 MODULES = "modules.json"
 QUANTIZER = "FlexibleQuantizer"  # a module of pplx-embed
-CLIP_MODULE = "CLIPModel"  # the only module of a model of texts and images
+CLIP_MODULE = "CLIPModel"  # what a Transformer of texts and images was called before sentence-transformers 5.4
 ROUTER = "router_config.json"  # in the folder of a Router
 DOCUMENT = "document"  # the route of a Router that states no default
 ENCODING_SETTINGS = "config_sentence_transformers.json"
@@ -170,7 +170,8 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     modules = _modules(directory, router)
     kinds = [kind for _, kind in modules]
     network, settings = directory / modules[0][0], read_optional(directory / ENCODING_SETTINGS)
-    if kinds == [CLIP_MODULE]:
+    towers = kinds[0] in ("Transformer", CLIP_MODULE) and kinds[1:] in ([], ["Normalize"])
+    if towers and read_optional(network / CONFIG).values.get("model_type") in TOWERS:
         return replace(_bare_layout(network), files=(directory / MODULES,))
     max_length, lowercase = _text_settings(network)
     layout = ModelLayout(network, max_length=max_length, lowercase=lowercase)
