@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,12 +121,18 @@ class Preparation:
         return resized.crop((x, y, x + self.width, y + self.height))
 
 
+@cache
+def _silence() -> None:
+    """Let Pillow not warn about metadata, which are the caller's business. Once in a process: threads decode at the same time."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
 def _decoded(data: bytes, limits: ImageLimits) -> "Image":
     """Return the image in RGB, turned as its EXIF data state. Raises InvalidRequest."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     name = look(data, limits).format
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata
+    _silence()
     try:
         with Image.open(io.BytesIO(data), formats=[name]) as image:
             check_pixels(*image.size, limits)  # its frames may be larger than the header states
