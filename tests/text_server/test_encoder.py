@@ -553,9 +553,9 @@ async def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.M
     async with serving() as encoder:
         await of(encoder, numbered(2000))
         assert encoder._release_timers == []
-        for _ in range(2):
+        for texts in (numbered(2001), numbered(2001), ["a" * (2 << 20)]):
             given.clear()
-            await of(encoder, numbered(2001))
+            await of(encoder, texts)
             await given.wait()
             assert len(encoder._release_timers) == 2
     assert encoder._release_timers == []

@@ -233,7 +233,7 @@ class Encoder:
             if tracer is None
             else CallTrace(tracer, service, self.name, query.trace, frontend=query.frontend, count=len(texts))
         ) as request.trace:
-            await self._ended(request)
+            await self._ended(request, is_large=long)
         return (
             await asyncio.to_thread(self._encoded, request, dimensions) if many else self._encoded(request, dimensions)
         )
@@ -417,8 +417,8 @@ class Encoder:
             prompt=self._prompt(prompt), whole_words=options.whole_words, truncate_left=options.truncate_left
         )
 
-    async def _ended(self, request: EncodeRequest) -> None:
-        """Run the request and wait for its end. Raises the error with which the request ends."""
+    async def _ended(self, request: EncodeRequest, *, is_large: bool) -> None:
+        """Run the request and wait for its end; one that `is_large` leaves much free memory. Raises the error with which the request ends."""
         self._open_requests.begin()
         timer, loop = None, asyncio.get_running_loop()
         try:
@@ -432,7 +432,7 @@ class Encoder:
             self._open_requests.end()
             if timer is not None:
                 timer.cancel()
-            if len(request.texts) > self._large_request:
+            if is_large:
                 self._release_memory_later(loop)
 
     def _release_memory_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
