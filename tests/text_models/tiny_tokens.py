@@ -140,7 +140,7 @@ def _words_of_bytes() -> tuple[Any, dict[str, Any]]:
     )
     made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     alphabet += [f"{one}</w>" for one in alphabet]
     # Of more words than these, it would learn now one more, now one less.
     sizes: dict[str, Any] = {"vocab_size": 650, "special_tokens": alphabet, "show_progress": False}
