@@ -17,6 +17,7 @@ from tests.text_server.text_models import DIMENSIONS, PerToken, Summing, Words, 
 
 from weir import Service
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded, TooLarge
+from weir.images import Picture
 from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.protocols import HttpSettings
@@ -24,7 +25,7 @@ from weir.protocols.account import CLAIM, Account, Claim
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models import Pooling
-from weir.text_models.texts import Tokens
+from weir.text_models.texts import EncodedImage, Tokens
 from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, TextShape, release_free_memory
 from weir.text_server.requests import EncodeRequest, OneText, TextPiece, max_pooled_places
@@ -65,7 +66,8 @@ async def serving(
     async with Service(model, **chosen) as service:
         more: dict[str, Any] = dict(options or {})
         shape = TextShape(DIMENSIONS, 6, **{name: more.pop(name) for name in TextShape._fields if name in more})
-        encoder = Encoder(service, TokenizerThreads(words or Words(), more.pop("threads", 1)), shape, **more)
+        tokenizer = TokenizerThreads(words or Words(), more.pop("threads", 1), more.pop("look", None))
+        encoder = Encoder(service, tokenizer, shape, **more)
         try:
             yield encoder
         finally:
@@ -141,6 +143,22 @@ async def test_texts_that_come_twice_are_computed_once() -> None:
         assert encoded.tokens == [["97"], ["98", "99"], ["97"], ["98", "99"], ["97", "98"], ["97", "98"], ["98", "99"]]
         with pytest.raises(InvalidRequest, match=r"texts\[2\]: bad word"):
             await of(encoder, ["a", "a", "bad", "bad"])
+
+
+class Alike(Model):
+    """Has one vector for everything."""
+
+    def predict(self, batch: list[Any]) -> Any:
+        return numpy.ones((len(batch), DIMENSIONS), numpy.float32)
+
+
+async def test_an_image_costs_its_tokens_and_its_decoding() -> None:
+    heard = Heard()
+    options = {"look": lambda picture: EncodedImage(picture.data, 50, decoding=977.5)}
+    async with serving(Alike, options=options, observers=[heard]) as encoder:
+        encoded = await of(encoder, [Picture(b"large"), "a text"])
+    assert encoded.counts == [50, 2]
+    assert sorted(request.form.cost for request, _ in heard.ends) == [2.0, 1027.5]
 
 
 async def test_texts_that_are_too_long() -> None:

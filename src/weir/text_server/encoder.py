@@ -583,7 +583,7 @@ class Encoder:
 
     def _cost(self, tokens: Tokens | EncodedImage) -> float:
         if isinstance(tokens, EncodedImage):
-            return float(tokens.tokens)
+            return tokens.tokens + tokens.decoding
         return float(max(len(tokens.ids) // 4, self._shape.shortest))
 
     def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:

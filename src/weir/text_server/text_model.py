@@ -402,13 +402,17 @@ class ServedTextModel:
         )  # fmt: skip
 
 
+# A base model takes about as long for a token as Pillow takes to decode and resize so many pixels of the costliest files, on the same CPU.
+_PIXELS_OF_A_TOKEN = 65_536
+
+
 def _looked(tokens: int, limits: ImageLimits, picture: Picture) -> EncodedImage | InvalidRequest:
-    """Return the item of a picture, which costs `tokens`, or what its header breaks of `limits`."""
+    """Return the item of a picture, for which `tokens` are computed, or what its header breaks of `limits`."""
     try:
-        look(picture.data, limits)
+        header = look(picture.data, limits)
     except InvalidRequest as error:
         return error
-    return EncodedImage(picture.data, tokens)
+    return EncodedImage(picture.data, tokens, header.width * header.height / _PIXELS_OF_A_TOKEN)
 
 
 def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> str:
