@@ -138,6 +138,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any], Callable[[Any], Any], bool]] = [
     ("/v2/embed", {"json": {"inputs": [{"content": [PART]}, {"content": [TEXT_PART]}]}}, _cohere, True),
     (_KSERVE, {"json": _tensor([SIDE, 50, 3], PIXELS.ravel().tolist())}, _kserve, False),
     (_KSERVE, {"json": _tensor([1, SIDE, 50, 3], PIXELS.ravel().tolist())}, _kserve, False),
+    (_KSERVE, {"json": _tensor([1], [BASE64], "BYTES")}, _kserve, False),
 ]  # fmt: skip
 
 
@@ -252,7 +253,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/classify", {"json": {**_CLASSIFY, "hypothesis_template": "a"}}, 400, "hypothesis_template='a': must have {} once"),
     ("/classify", {"json": {"input": ["a"] * 400, "labels": ["b"] * 400}}, 400, "labels: has 400 for each of 400"),
     (_KSERVE, {"json": _tensor([2, 2], [1, 2, 3, 4])}, 400, "tensor 'image': has datatype 'UINT8' and shape [2, 2]"),
-    (_KSERVE, {"json": _tensor([1], ["a"], "BYTES")}, 400, "tensor 'image'[0]: is no image"),
+    (_KSERVE, {"json": _tensor([1], ["a"], "BYTES")}, 400, "tensor 'image'[0]: is not base64"),
+    (_KSERVE, {"json": _tensor([1], ["\u00e9"], "BYTES")}, 400, "tensor 'image'[0]: is no image"),
     ("/v2/models/plain/infer", {"json": _tensor([1], ["a"], "BYTES")}, 400, "tensors 'image': must be 'input' alone"),
 ]  # fmt: skip
 

@@ -139,7 +139,7 @@ async def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothi
     """At the low rate requests come two by two: a policy that uses every idle worker gives one of each two to the slow one."""
     async with weir.Service(
         Paced, policy="auto:seconds=1", workers=2, worker_kinds=["small", "large"], max_batch_size=1,
-        max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.4"}, {"KIND": "large", "SECONDS": "0.04"}],
+        max_queue_delay=10.0, env=[{"KIND": "small", "SECONDS": "0.3"}, {"KIND": "large", "SECONDS": "0.04"}],
     ) as service:  # fmt: skip
         profiles = service.explain_policy()["kinds"]["profiles"]
         small, large = (profiles[kind]["service_time_ms"][0] for kind in ("small", "large"))
@@ -161,6 +161,6 @@ async def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothi
             for _ in range(4):
                 await service.infer(0)
 
-        await asyncio.gather(*(caller() for _ in range(12)))
+        await asyncio.gather(*(caller() for _ in range(24)))
         busy = rows_by_kind(service)
         assert busy["small"] > after["small"] and busy["large"] > after["large"]

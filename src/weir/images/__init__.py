@@ -98,14 +98,14 @@ def check_bytes(size: int, limits: ImageLimits) -> None:
 
 
 def read_base64(text: str, limits: ImageLimits) -> bytes:
-    """Return the bytes of an image that is written as base64, or as a data: URL of base64. Raises InvalidRequest."""
-    if text.startswith("data:"):
+    """Return the bytes of an image that is written as base64, perhaps in lines, or as a data: URL of base64. Raises InvalidRequest."""
+    if text[:5].lower() == "data:":
         head, _, text = text.partition(",")
         if not head.endswith(";base64"):
             raise InvalidRequest("a data: URL must be data:TYPE;base64, and the image in base64")
     check_bytes(len(text) // 4 * 3 - 2, limits)
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        return binascii.a2b_base64("".join(text.splitlines()), strict_mode=True)
     except ValueError as error:  # also of characters that are not ASCII
         raise InvalidRequest(f"is not base64: {error}") from None
 

@@ -82,7 +82,7 @@ def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | Picture
         return Picture(source)
     if not isinstance(source, str):
         raise InvalidRequest(f"{where}: must be an image in base64, or its URL, is {brief(value)}")
-    if not source.startswith(SCHEMES):
+    if not source[:8].lower().startswith(SCHEMES):
         try:
             return Picture(read_base64(source, limits))
         except InvalidRequest as error:

@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
-from weir.images import Picture
+from weir.images import ImageLimits, Picture, read_base64
 from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
@@ -87,7 +87,7 @@ def read_tensors(
     is_one = not value.array.ndim or (value.datatype == IMAGE_INPUT.datatype and value.array.ndim == 3)
     exchange.context.check_count(1 if is_one else len(value.array), f"tensor {value.name!r}")
     keep = parameters.get("dimensions")
-    texts = _pictures(value) if value.name == IMAGE_INPUT.name else _texts(value, tokenized)
+    texts = _pictures(value, exchange.context.images) if value.name == IMAGE_INPUT.name else _texts(value, tokenized)
     fields = TextOptionFields(
         dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
         truncate=_flag(parameters, "truncate"),
@@ -145,14 +145,24 @@ def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
     return [_decoded(value, row, text) for row, text in enumerate(rows)]
 
 
-def _pictures(value: TensorValue) -> list[Text]:
+def _pictures(value: TensorValue, limits: ImageLimits) -> list[Text]:
     array, shape = value.array, value.array.shape
     if value.datatype == "BYTES" and len(shape) == 1:
-        return [Picture(each) for each in array.tolist()]
+        return [_picture(each, f"tensor {value.name!r}[{row}]", limits) for row, each in enumerate(array.tolist())]
     if value.datatype != IMAGE_INPUT.datatype or len(shape) not in (3, 4) or shape[-1] != 3 or not array.size:
         rule = "must be UINT8 [height, width, 3] or [images, height, width, 3], or BYTES [images] with image files"
         raise InvalidRequest(f"tensor {value.name!r}: has datatype {value.datatype!r} and shape {list(shape)}, {rule}")
     return [Picture(as_bmp(pixels)) for pixels in array.reshape(-1, *shape[-3:])]
+
+
+def _picture(file: bytes, where: str, limits: ImageLimits) -> Picture:
+    """Return the picture of an image file, or of one in base64: JSON has no other way to write it, and no image file is ASCII."""
+    if not file.isascii():
+        return Picture(file)
+    try:
+        return Picture(read_base64(file.decode(), limits))
+    except InvalidRequest as error:
+        raise error.of(where) from None
 
 
 def inputs_of(encoder: Encodes) -> Sequence[Tensor]:
