@@ -8,13 +8,14 @@ import httpx
 import numpy as np
 import pytest
 from tests.rings import spread, subcases
-from tests.text_models import tiny
+from tests.text_models import tiny, tiny_towers
 
 import weir.embedding
 from weir.errors import SettingsError
 from weir.text_models import ComputingSettings, TextSettings
 from weir.text_server.calibration import Measurement, no_progress
 from weir.text_server.text_model import ServedTextModel, TextModelSpec, with_shares
+from weir.text_server.texts import TextTask
 from weir.workers.cpus import cpu_count
 
 
@@ -82,6 +83,15 @@ async def test_a_worker_that_measures_has_the_settings_of_workers(
     model = spec(timeout=5.0, **stated)._replace(directory=tiny.sentence_model(tmp_path))
     await ServedTextModel(model).budget(no_progress)
     assert [each.settings for each in measured] == [stated]
+
+
+def test_a_model_without_preparation_of_images_says_that_it_reads_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tiny_towers.model(tmp_path) / "preprocessor_config.json").unlink()
+    model = ServedTextModel(spec()._replace(directory=tmp_path))
+    assert f"{tmp_path}: without preprocessor_config.json" in caplog.text
+    assert model.tasks == (TextTask.EMBED,)
 
 
 def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:

@@ -12,6 +12,7 @@ from weir.catalog.sources import ModelToServe
 from weir.config import stated_settings, that_affect_speed
 from weir.errors import InvalidRequest, SettingsError
 from weir.images import ImageLimits, Picture, look
+from weir.images.preparation import PREPROCESSOR
 from weir.profiling.machine import memory_of
 from weir.text_models import (
     OF_TOKENS,
@@ -278,6 +279,10 @@ class ServedTextModel:
                 spec.name,
                 ", ".join(checkpoint.heads.pickled),
             )
+        self._vision = None if checkpoint.vision is None or checkpoint.vision.preparation is None else checkpoint.vision
+        if self._vision is not checkpoint.vision:
+            rule = f"without {PREPROCESSOR}, which says how images are prepared, only texts are read"
+            logger.warning("%s: %s: %s", spec.name, spec.directory, rule)
         self.name = spec.name
         self.dimensions = dimensions_of(checkpoint, self.recipe)
         self._ranges = None if text.ranges is None else read_ranges(Path(text.ranges), self.dimensions)
@@ -303,7 +308,7 @@ class ServedTextModel:
             )
         if self._late is not None:
             return (TextTask.EMBED_ALL, TextTask.RERANK)
-        if self._checkpoint.vision is not None:
+        if self._vision is not None:
             return (TextTask.EMBED, TextTask.RERANK)
         return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.further))
 
@@ -384,13 +389,13 @@ class ServedTextModel:
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
             self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
         )  # fmt: skip
-        vision, facts = self._checkpoint.vision, self._facts(service)
+        vision, facts = self._vision, self._facts(service)
         read_image = None if vision is None else partial(_looked, vision.image_tokens, self._spec.images)
         threads = TokenizerThreads(self._tokenizer, look=read_image)
         return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts)
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
-        pooling, vision = self.recipe.pooling, self._checkpoint.vision
+        pooling, vision = self.recipe.pooling, self._vision
         return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),

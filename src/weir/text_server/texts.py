@@ -149,9 +149,9 @@ class VisionFacts(NamedTuple):
 
 
 def no_images(name: str) -> InvalidRequest:
-    """Return the error for a picture that is sent to the model `name`, which has no vision tower."""
+    """Return the error for a picture that is sent to the model `name`, which reads none."""
     return InvalidRequest(
-        f"model {name!r} reads no images, as it has no vision tower: name a model that has one, such as CLIP or SigLIP"
+        f"model {name!r} reads no images, as it has no vision tower, or no file that says how images are prepared: name one that has both"
     )
 
 
