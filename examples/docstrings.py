@@ -16,7 +16,7 @@ MODULES = {
     "statistics": ("statistics", "random", "fractions"),
     "logging": ("logging", "logging.handlers", "logging.config"),
     "unittest": ("unittest.case", "unittest.mock", "unittest.suite", "unittest.runner"),
-    "turtle": ("turtle",),
+    "files": ("pathlib", "shutil", "tarfile", "tempfile", "zipfile"),
 }
 EACH = 60  # texts of a label
 SHORTEST, LONGEST = 40, 600  # characters

@@ -256,7 +256,7 @@ class TextCall(ChannelCall, Generic[R, M]):
 
     def write(self, work: TextWork[R], encoded: Encoded) -> M:
         """Return the message of the response to `work`. This may run in a thread."""
-        raise NotImplementedError
+        raise NotImplementedError  # a channel implements it
 
     def compute(self, work: TextWork[R]) -> None:
         """Have the model compute `work`: a step for `attempt`. The only text of a request mostly needs no task."""

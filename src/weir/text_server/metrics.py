@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from weir.messages import Dispatch, Timing
 from weir.telemetry.recorder import SilentObserver
-from weir.text_models.texts import IMAGE, Tokens
+from weir.text_models.texts import IMAGE, EncodedImage, Tokens
 
 _log = logging.getLogger("weir")
 
@@ -272,6 +272,8 @@ class PaddingMetrics(SilentObserver, Collector):
 
 
 def length_of(request: Any) -> int:
-    """Return how many tokens the text of `request` has; an estimate if only the worker tokenizes it."""
+    """Return how many tokens the text or the image of `request` has; an estimate if only the worker tokenizes it."""
     payload = request.payload
+    if isinstance(payload, EncodedImage):
+        return payload.tokens
     return len(payload.ids) // 4 if isinstance(payload, Tokens) else max(1, round(request.form.cost))

@@ -26,6 +26,7 @@ class PictureUrl(NamedTuple):
 
 
 Asked = Text | PictureUrl
+_PICTURES = frozenset((Picture, PictureUrl))
 
 
 class ImageUrl(Struct):
@@ -67,7 +68,7 @@ class Message(Struct):
 
 def has_pictures(texts: Sequence[Asked]) -> bool:
     """Return whether one of `texts` is a picture, or the URL of one."""
-    return any(isinstance(text, (Picture, PictureUrl)) for text in texts)
+    return not _PICTURES.isdisjoint(map(type, texts))
 
 
 def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | PictureUrl:
@@ -158,24 +159,8 @@ def as_bmp(pixels: NDArray[np.uint8]) -> bytes:
     height, width, _ = pixels.shape
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # a row ends at a multiple of four bytes
     rows[:, : 3 * width] = pixels[::-1, :, ::-1].reshape(height, -1)
-    head = struct.pack(
-        "<2sI4xIIiiHHIIiiII",
-        b"BM",
-        _BMP_HEAD + rows.size,
-        _BMP_HEAD,
-        40,
-        width,
-        height,
-        1,
-        24,
-        0,
-        rows.size,
-        0,
-        0,
-        0,
-        0,
-    )
-    return head + rows.tobytes()
+    sizes = _BMP_HEAD + rows.size, _BMP_HEAD, _BMP_HEAD - 14, width, height
+    return struct.pack("<2sI4xIIiiHH4xI16x", b"BM", *sizes, 1, 24, rows.size) + rows.tobytes()
 
 
 # URLs.

@@ -81,20 +81,23 @@ def mentions(schema: Any, key: str) -> bool:
 
 MAX_HALVES = 10_000  # of one body that `without_halves` replaces
 
-# Matches everything up to the first half. Backslashes occur in texts only, and each is matched with the character after it.
-_UP_TO_HALF = re.compile(
-    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
-    rb"(?=\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
-    re.DOTALL,
-)
+# A half is the first of a pair without the second behind it, or the second without the first. This holds without escaped backslashes, see `_halves`.
+# Before Python 3.11.5, what is matched in a possessive group must not try one way and then another (CPython issue 106052).
+_FIRST, _SECOND = (rb"\\u[dD][%b][0-9a-fA-F]{2}" % digits for digits in (b"89abAB", b"c-fC-F"))
+_HALF = re.compile(b"%b(?!%b)|(?<!%b)%b" % (_FIRST, _SECOND, _FIRST, _SECOND))
 _NUL = rb"\u0000"
 _NO_TOKEN = "\ufffd"  # the replacement character
 
 
+def _halves(body: bytes | bytearray | memoryview) -> Iterator[re.Match[bytes]]:
+    """Yield the halves in `body`. Backslashes occur in texts only; where one is escaped, spaces stand for both."""
+    return _HALF.finditer(bytes(body).replace(rb"\\", b"  "))
+
+
 def half_in(body: bytes | bytearray | memoryview) -> str | None:
     """Return an error text for the first half in `body`, which is not JSON for that reason or another; None if it has none. The time is linear."""
-    found = _UP_TO_HALF.match(bytes(body))
-    return found and f"is not valid Unicode: byte {found.end()} begins half of a surrogate pair"
+    found = next(_halves(body), None)
+    return found and f"is not valid Unicode: byte {found.start()} begins half of a surrogate pair"
 
 
 def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
@@ -102,15 +105,12 @@ def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
 
     Both escapes have six bytes, so offsets do not change. The time is linear.
     """
-    made, position = bytearray(body), 0
-    text = bytes(body)
-    for _ in range(MAX_HALVES):
-        found = _UP_TO_HALF.match(text, position)
-        if found is None:
-            return bytes(made) if position else None
-        position = found.end() + len(_NUL)
-        made[found.end() : position] = _NUL
-    return None
+    made, halves = bytearray(body), 0
+    for halves, found in enumerate(_halves(body), 1):
+        if halves == MAX_HALVES:
+            return None
+        made[found.start() : found.end()] = _NUL
+    return bytes(made) if halves else None
 
 
 def without_nul(text: str) -> str:
@@ -254,7 +254,7 @@ _BYTES_OF_NAME = 64
 
 _PIECE = 64 << 10  # bytes that one search examines; other threads may run in between
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_TEXTS = re.compile(rb'(?:[^"]++|(")(?:[^"\\]++|\\.)*+("|\\?+\Z))*+', re.DOTALL)  # the last of them may be cut off
 _NAME_OR_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"[ \t\r\n]*+:|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
@@ -341,11 +341,15 @@ def _whole_texts(body: bytes) -> Iterator[bytes]:
     """Yield the pieces of a JSON body. No piece ends inside a text. They end before a text that is cut off, which decoding will refuse."""
     position = 0
     while position < len(body):
-        found = _WHOLE_TEXTS.match(body, position, position + _PIECE)
-        if not (found and found[0]) and not (found := _TEXT.match(body, position)):  # a text may be longer than a piece
+        found = _TEXTS.match(body, position, position + _PIECE)
+        assert found is not None  # it may match nothing
+        end = found.start(1) if found[2] in (b"", b"\\") else found.end()
+        if end == position and (found := _TEXT.match(body, position)):  # a text may be longer than a piece
+            end = found.end()
+        if end == position:
             return
-        yield found[0]
-        position = found.end()
+        yield body[position:end]
+        position = end
 
 
 def _msgpack_containers(body: bytes, most: int) -> int:
