@@ -88,7 +88,7 @@ def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
     ]
     for workflow, job in (("ci.yml", "test"), ("release.yml", "try")):
         matrix = read(ROOT / ".github" / "workflows" / workflow)["jobs"][job]["strategy"]["matrix"]
-        assert matrix["python"] == declared
+        assert [python for python in matrix["python"] if python.count(".") == 1] == declared  # others are patches
     assert PROJECT["requires-python"] == f">={declared[0]}"
     promised = f"Python {declared[0]} to {declared[-1]}"
     for page in ("CONTRIBUTING.md", "docs/reference/stability.md"):
