@@ -78,9 +78,9 @@ def test_our_own_house_has_no_knots() -> None:
 
 # The whole of the source and of the tests: modules and code lines. A commit may lower these numbers. One that adds a capability may raise
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
-MODULES = 295
-SOURCE_LINES = 67_625
-TEST_LINES = 69_592
+MODULES = 303
+SOURCE_LINES = 69_200
+TEST_LINES = 71_600
 
 
 def test_our_own_house_keeps_its_size() -> None:
