@@ -191,6 +191,7 @@ class TokenizerOptions:
         prompt: the text that is put before every string that is not part of a pair; None for the default prompt of the model's files, "" for none.
         late: a text is a query or a document of late interaction, and a pair is one of each, with the tokens of both one after the other.
         judges: a pair is a query and a document, about which the model is asked whether one answers the other; see JUDGE_BEFORE.
+        pair_text: the one text, with {query} and {document}, that a pair is read as; "": as two texts with special tokens.
         fill: texts are filled up to the greatest length with padding that counts as text, as SigLIP was trained.
     """
 
@@ -202,6 +203,7 @@ class TokenizerOptions:
     whole_words: bool = False
     prompt: str | None = None
     judges: bool = False
+    pair_text: str = ""
     late: LateInteraction | None = None
     fill: bool = False
 

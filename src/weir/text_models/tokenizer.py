@@ -454,11 +454,11 @@ class Tokenizer:
     def _check(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
         checked = parse_text(text, separator, self.vocab_size)
         prompt = self.options.prompt if prompt is None else prompt
-        if self.options.judges and len(checked.texts) == 2:
+        pair_text = JUDGE_PAIR if self.options.judges else self.options.pair_text
+        if pair_text and len(checked.texts) == 2:
             query, document = checked.texts
-            return CheckedText(
-                texts=(JUDGE_PAIR.format(instruction=prompt or JUDGE_INSTRUCTION, query=query, document=document),)
-            )
+            whole = pair_text.format(instruction=prompt or JUDGE_INSTRUCTION, query=query, document=document)
+            return CheckedText(texts=(whole,))
         if self.late is not None and len(checked.texts) == 2:
             befores = (self.late.query.text, self.late.document.text)
             return CheckedText(texts=tuple(before + part for before, part in zip(befores, checked.texts, strict=True)))

@@ -19,6 +19,7 @@ from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
 from weir.text_models.graph.layers import alibi_slopes
+from weir.text_models.texts import TokenRule
 
 FAMILIES = [*tiny.MORE_FAMILIES]
 EXACT = 0.99999
@@ -108,9 +109,12 @@ def test_an_expert_that_no_token_chose_is_not_computed(precision: Precision, tmp
     assert np.isfinite(running(build(read_checkpoint(directory), recipe), tmp_path / "graph")(TEXTS)).all()
 
 
-def test_nemotron_scores_by_the_mean_of_the_tokens(tmp_path: Path) -> None:
-    directory = tiny.model(tmp_path / "model", "llama-both-ways", tokenizer=False, labels=2)
+def test_nemotron_scores_by_the_mean_of_the_tokens_of_its_own_text(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model", "llama-both-ways", labels=2)
     checkpoint = read_checkpoint(directory)
+    pair, whole = ("what is {it}", "a weir"), "question:what is {it} \n \n passage:a weir"
+    read, expected = checkpoint.tokenizer().encode([pair, whole], TokenRule(99))
+    assert read == expected
     means, logits = (
         running(build(checkpoint, Recipe(pooling)), tmp_path / pooling.value)(TEXTS)
         for pooling in (Pooling.MEAN, Pooling.LOGITS)

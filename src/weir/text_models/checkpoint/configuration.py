@@ -365,6 +365,7 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
 # The types of model that attend both ways, and what the classifier of Nemotron reads, by `pooling`.
 ENCODERS = ("llama_bidirec", "bidirectional_pplx_qwen3")
 NEMOTRON_READS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.SEP}
+NEMOTRON_PAIR = "question:{query} \n \n passage:{document}"  # what it was trained with (the model card of llama-nemotron-rerank-1b-v2)
 
 
 def _read_llama(config: JsonDocument, known: dict[str, Any]) -> Architecture:
@@ -376,7 +377,7 @@ def _read_llama(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         raise config.wrong("pooling", reads, f"must be one of {', '.join(NEMOTRON_READS)}")
     if (temperature := config.number("temperature", default=1.0)) != 1.0:
         raise config.wrong("temperature", temperature, "must be 1: scores are not divided")
-    return replace(decoder, classifier_reads=NEMOTRON_READS[reads], passed_over=-1)
+    return replace(decoder, classifier_reads=NEMOTRON_READS[reads], passed_over=-1, pair_text=NEMOTRON_PAIR)
 
 
 def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:

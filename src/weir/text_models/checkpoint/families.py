@@ -117,6 +117,7 @@ class Architecture:
         projection_size: how many numbers a vector has in the space that texts and images share; 0 for a model of texts alone.
         end_id: the token at whose first place CLIP's projection reads a text; -1: the token with the highest id.
         patch_size: the side of a patch of an image, in pixels; 0 for texts.
+        pair_text: the one text, with {query} and {document}, that a pair is read as; "": as two texts with special tokens.
     """
 
     family: str
@@ -158,6 +159,7 @@ class Architecture:
     projection_size: int = 0
     end_id: int = -1
     patch_size: int = 0
+    pair_text: str = ""
 
     @property
     def like_bert(self) -> bool:

@@ -582,6 +582,8 @@ class Checkpoint:
             options = replace(options, special_tokens=False)
         if self.architecture.family == "siglip":  # as it was trained, whichever class its files name
             options = replace(options, lowercase_text=True, fill=True)
+        if self.architecture.pair_text:
+            options = replace(options, pair_text=self.architecture.pair_text)
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)
