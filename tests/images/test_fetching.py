@@ -3,15 +3,16 @@
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 from tests.frontends.http.sockets import TLS
 from tests.rings import subcases
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, Overloaded
 from weir.images import ImageLimits
 from weir.images.fetching import Fetcher, is_public
 
@@ -53,24 +54,24 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
         await asyncio.gather(*filter(None, calls), return_exceptions=True)
 
 
-def limits(*hosts: str) -> ImageLimits:
-    return ImageLimits(max_image_bytes=100_000, allow_url=list(hosts))
+def fetcher(*hosts: str, charge: Callable[[int], object] = id, **options: Any) -> Fetcher:
+    return Fetcher(ImageLimits(max_image_bytes=100_000, allow_url=list(hosts)), charge, **options)
 
 
 @subcases("path", ["/image?a= b", "/chunks", "/moved"])
 async def test_an_image_is_fetched_from_an_address_that_is_allowed_itself(path: str) -> None:
     async with serving() as port:
-        assert await Fetcher(limits(f"127.0.0.1:{port}")).fetch(f"http://127.0.0.1:{port}{path}") == b"image"
+        assert await fetcher(f"127.0.0.1:{port}").fetch(f"http://127.0.0.1:{port}{path}") == b"image"
 
 
 async def test_an_image_is_fetched_over_tls_from_whom_a_certificate_is_trusted() -> None:
     own, theirs = ssl.create_default_context(cafile=TLS / "certificate.pem"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
     async with serving(theirs) as port:
-        allowed, url = limits(f"127.0.0.1:{port}"), f"https://127.0.0.1:{port}/chunks"
-        assert await Fetcher(allowed, tls=own).fetch(url) == b"image"
+        host, url = f"127.0.0.1:{port}", f"https://127.0.0.1:{port}/chunks"
+        assert await fetcher(host, tls=own).fetch(url) == b"image"
         with pytest.raises(InvalidRequest, match=r"no response .*certificate"):
-            await Fetcher(allowed).fetch(url)
+            await fetcher(host).fetch(url)
 
 
 @subcases(
@@ -99,23 +100,38 @@ async def test_an_image_is_fetched_over_tls_from_whom_a_certificate_is_trusted()
 async def test_what_is_not_fetched(url: str, rule: str) -> None:
     async with serving() as port:
         own = f"127.0.0.1:{port}"
-        fetcher = Fetcher(limits(own, f"localhost:{port}", "*.0.0.1"))
         url = url.format(url=f"http://{own}", port=port)
         with pytest.raises(InvalidRequest, match=re.escape(rule)) as raised:
-            await fetcher.fetch(url)
+            await fetcher(own, f"localhost:{port}", "*.0.0.1").fetch(url)
     assert raised.value.message.startswith(repr(url)[:200])
+
+
+async def test_bytes_are_charged_as_they_arrive() -> None:
+    charged: list[int] = []
+
+    def charge(size: int) -> None:
+        charged.append(size)
+        if sum(charged) > 20_000:
+            raise Overloaded("full")
+
+    async with serving() as port:
+        one = fetcher(f"127.0.0.1:{port}", charge=charge)
+        assert await one.fetch(f"http://127.0.0.1:{port}/moved") == b"image"
+        assert sum(charged) == len(OK) + len(RESPONSES["/moved"])
+        with pytest.raises(Overloaded, match="full"):
+            await one.fetch(f"http://127.0.0.1:{port}/large")
+    assert sum(charged) < 100_000
 
 
 async def test_a_silent_server_ends_the_call_in_time() -> None:
     async with serving() as port:
-        fetcher = Fetcher(limits(f"127.0.0.1:{port}"), timeout=0.01)
         with pytest.raises(InvalidRequest, match=r"no response within 0.01 s"):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/silent")
+            await fetcher(f"127.0.0.1:{port}", timeout=0.01).fetch(f"http://127.0.0.1:{port}/silent")
 
 
 async def test_without_hosts_nothing_is_fetched() -> None:
     with pytest.raises(InvalidRequest, match=r"example.org:443 is not allowed on this server \(allow_url\)"):
-        await Fetcher(limits()).fetch("https://example.org/cat.png")
+        await fetcher().fetch("https://example.org/cat.png")
 
 
 async def test_the_address_that_was_checked_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +149,7 @@ async def test_the_address_that_was_checked_is_connected_to(monkeypatch: pytest.
     monkeypatch.setattr(asyncio, "open_connection", opened)
     for scheme in ("http", "https"):
         with pytest.raises(InvalidRequest, match="no response"):
-            await Fetcher(limits("*")).fetch(f"{scheme}://pictures.example/")
+            await fetcher("*").fetch(f"{scheme}://pictures.example/")
     assert called == [("8.8.8.8", 80, None), ("8.8.8.8", 443, "pictures.example")]
 
 

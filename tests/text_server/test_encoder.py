@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 import pytest
 from tests.serving.kit import until
+from tests.text_server.hashing import HashingEncoder
 from tests.text_server.test_tokenizing import Held
 from tests.text_server.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
 
 from weir import Service
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded, TooLarge
-from weir.images import Picture
+from weir.images import ImageLimits, Picture
 from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.protocols import HttpSettings
@@ -28,6 +29,9 @@ from weir.text_models import Pooling
 from weir.text_models.texts import EncodedImage, Tokens
 from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, TextShape, release_free_memory
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
+from weir.text_server.metrics import TextCounts
+from weir.text_server.pictures import PictureUrl
 from weir.text_server.requests import EncodeRequest, OneText, TextPiece, max_pooled_places
 from weir.text_server.texts import Encodes, TextOptions, TextQuery, texts_bytes
 from weir.text_server.tokenizing import INLINE_CHARACTERS, TokenizerThreads
@@ -159,6 +163,25 @@ async def test_an_image_costs_its_tokens_and_its_decoding() -> None:
         encoded = await of(encoder, [Picture(b"large"), "a text"])
     assert encoded.counts == [50, 2]
     assert sorted(request.form.cost for request, _ in heard.ends) == [2.0, 1027.5]
+
+
+async def test_a_stated_timeout_counts_once_for_fetching_and_computing() -> None:
+    async def fetch(url: str) -> bytes:
+        let_pass(3.0)
+        return b"file"
+
+    seen, images = HashingEncoder(), ImageLimits(allow_url=["*"])
+    seen.error = InvalidRequest("as an end")
+    context = EmbeddingContext({"hashing": seen}, HttpSettings(), 9, TextCounts(), images=images)
+    context.fetch = fetch
+    for timeout in (5.0, None):
+        with pytest.raises(InvalidRequest, match="as an end"):
+            await TextExchange(context, "test", timeout=timeout).run(TextWork(seen, [PictureUrl("http://a")], str))
+    assert [round(each.query.waited) for each in seen.heard] == [3, 0]
+    async with serving() as encoder:
+        with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request: "):
+            await of(encoder, ["a"], timeout=5.0, waited=6.0)
+        assert (await of(encoder, ["a"], timeout=5.0, waited=1.0)).phases.total >= 1.0
 
 
 async def test_texts_that_are_too_long() -> None:

@@ -26,7 +26,7 @@ async def test_what_a_front_counts_is_counted_once() -> None:
         clients.received(client, 1, frontend="tei")
     clients.passed_on("them", 1)  # the dispatcher receives it
     counts.refused("", "tei", 404)
-    clients.warn_of_ids("me", 2, "small")
+    clients.warn_of_ids("me", "small", 2)
     counting.report()
     counting.report()
     (data,) = sent
@@ -54,7 +54,7 @@ async def test_a_report_comes_by_itself() -> None:
 
 @subcases(
     "data",
-    [b"no", msgspec.msgpack.encode([[["a", "b", [1, 2]]], [], [], [], [], []]), msgspec.msgpack.encode([[], [], [["me", "tei", [1], []]], [], [], []])],
+    [b"no", msgspec.msgpack.encode([[["collect", [], [1]]], []]), msgspec.msgpack.encode([[], [["me", "tei", [1], []]]])],
 )  # fmt: skip
 def test_counts_that_are_none(data: bytes) -> None:
     clients = TextClients()

@@ -58,11 +58,11 @@ def test_a_client_that_sends_ids_of_another_model_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clients = TextClients()
-    clients.warn_of_ids("stranger", 1, "mini")  # nobody knows it
+    clients.warn_of_ids("stranger", "mini", 1)  # nobody knows it
     clients.received("chain", 2, frontend="openai")
     with caplog.at_level("WARNING", "weir"):
         for _ in range(3):
-            clients.warn_of_ids("chain", 2, "mini")
+            clients.warn_of_ids("chain", "mini", 2)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("client 'chain' sent 2 texts as token ids that the tokenizer of 'mini' would not produce")
     assert "check_embedding_ctx_length=False" in line

@@ -113,6 +113,10 @@ def _tensor(shape: list[int], data: Any, datatype: str = "UINT8") -> dict[str, A
     return {"inputs": [{"name": "image", "shape": shape, "datatype": datatype, "data": data}]}
 
 
+def _native(document: Any) -> Any:
+    return [each["output"] for each in document]
+
+
 _FORM = {"files": [("a", ("a.png", FILE)), ("input", (None, TEXT))]}
 _KSERVE = "/v2/models/clip/infer"
 # A path, what is sent there, how vectors are found in the response, and whether they are those of the picture and the text, or of the picture alone.
@@ -130,9 +134,11 @@ PROTOCOLS: list[tuple[str, dict[str, Any], Callable[[Any], Any], bool]] = [
     ("/embeddings", {"json": {"input": URL, "modality": "image"}}, _openai, False),
     ("/embeddings", {"json": {"messages": [{"role": "user", "content": [PART]}]}}, _openai, False),
     ("/encode", {"json": {"texts": [{"image": URL}, TEXT]}}, lambda document: document["result"], True),
-    ("/encode", {"content": FILE, "headers": {"content-type": "image/jpeg"}}, lambda document: document["result"], False),
+    ("/encode", {"content": FILE, "headers": {"content-type": "image/PNG; q=1"}}, lambda document: document["result"], False),
     ("/post", {"json": {"data": [{"uri": URL}, {"text": TEXT}], "execEndpoint": "/"}}, _openai, True),
     ("/post", {"json": {"data": [{"blob": BASE64}]}}, _openai, False),
+    ("/infer/clip", {"json": {"image": BASE64}}, lambda document: [document], False),
+    ("/infer/clip/batch", {"json": [{"image": URL, "dimensions": None}, TEXT]}, _native, True),
     ("/embed", {"json": {"inputs": [PART, TEXT]}}, lambda document: document, True),
     ("/v2/embed", {"json": {"images": [URL], "input_type": "image"}}, _cohere, False),
     ("/v2/embed", {"json": {"inputs": [{"content": [PART]}, {"content": [TEXT_PART]}]}}, _cohere, True),
@@ -205,6 +211,22 @@ def test_pictures_and_texts_are_compared(client: httpx.Client, vectors: dict[str
         np.testing.assert_allclose([each["score"] for each in scored], cosines[[0, 2]], atol=1e-5)
 
 
+def test_matches_are_ranked_as_clip_as_service_does(client: httpx.Client, vectors: dict[str, Any]) -> None:
+    matches = [{"text": TEXT}, {"uri": URL, "id": "own"}, {"text": OTHER}]
+    body = {"data": [{"blob": BASE64, "matches": matches}, {"text": OTHER, "matches": [{"text": OTHER}]}]}
+    for kind in tiny_towers.KINDS:
+        cosines = _cosines(vectors[kind])[0, [2, 0, 3]]
+        logits = np.exp(2) * cosines - (3 if kind == "siglip" else 0)
+        shares = np.exp(logits) / np.exp(logits).sum() if kind == "clip" else 1 / (1 + np.exp(-logits))
+        for path, more in (("/rank", {}), ("/post", {"execEndpoint": "/rank"})):
+            first, second = client.post(path, json={**body, **more, "model": kind}).json()["data"]
+            assert [each["text"] for each in second["matches"]] == [OTHER]
+            for place, found in zip(np.argsort(-cosines), first["matches"], strict=True):
+                assert found["text"] == matches[place].get("text") and (place != 1 or found["id"] == "own")
+                scores = [found["scores"][name]["value"] for name in ("clip_score", "clip_score_cosine")]
+                np.testing.assert_allclose(scores, [shares[place], cosines[place]], atol=1e-5)
+
+
 def test_labels_are_chosen_without_training(client: httpx.Client, folder: Path, vectors: dict[str, Any]) -> None:
     labels, template = ["first", "right"], "do {} it"
     for kind, scale, bias in (("clip", np.exp(2), 0.0), ("siglip", np.exp(2), -3.0)):
@@ -240,6 +262,21 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/embeddings", {"files": [("x" * 5000, ("a.png", FILE))]}, 400, "body: the headers of a part have"),
     ("/v1/embeddings", {"files": [("", (None, TEXT))]}, 400, "body: a part has neither a name nor a file name"),
     ("/v1/embeddings", {"files": [("input", (None, b"\xff"))]}, 400, "'input': must be a text in UTF-8"),
+    ("/v1/embeddings", {"json": {"input": [TEXT, {"image": f"data:image/jpeg;base64,{BASE64}"}]}}, 400, "input[1].image: states the type 'image/jpeg', and is a PNG"),
+    ("/v1/embeddings", {"json": {"input": [{"image": f"data:text/plain;base64,{BASE64}"}]}}, 400, "input[0].image: states the type 'text/plain': must be an image"),
+    ("/v1/embeddings", {"json": {"input": [{"type": "image_url", "text": TEXT}]}}, 400, "input[0].type='image_url': must be text or input_text, as the part has `text`"),
+    ("/v1/embeddings", {"json": {"input": [{"type": "text", "image": BASE64}]}}, 400, "input[0].type='text': must be image_url"),
+    ("/v1/embeddings", {"json": {"input": [TEXT_PART], "modality": "image"}}, 400, "input[0]: must be an image in base64, or its URL, is {'type'"),
+    ("/v1/embeddings", {"content": FILE, "headers": {"content-type": "image/webp"}}, 400, "input[0]: states the type 'image/webp', and is a PNG"),
+    ("/v1/embeddings", {"files": [("a", ("a.gif", FILE))]}, 400, "input[0]: states the type 'image/gif', and is a PNG"),
+    ("/v1/embeddings", {"files": [("a", ("a.txt", FILE))]}, 400, "input[0]: states the type 'text/plain': must be an image"),
+    ("/infer/clip", {"json": _CUT}, 400, "this PNG cannot be decoded"),
+    ("/infer/clip", {"json": {"image": 3}}, 400, "image: must be an image in base64"),
+    ("/infer/clip", {"json": {"image": BASE64, "text": TEXT}}, 400, "text"),
+    ("/infer/plain", {"json": {"image": BASE64}}, 400, "model 'plain' reads no images"),
+    ("/rank", {"json": {"data": [{"text": TEXT}]}}, 400, "data[0].matches: must not be empty"),
+    ("/rank", {"json": {"data": [{"text": TEXT, "matches": [{"text": OTHER}, {"blob": "a"}]}]}}, 400, "data[0].matches[1].blob: is not base64"),
+    ("/rank", {"json": {"data": [{"text": TEXT, "matches": [{"text": OTHER}, {"blob": BASE64[:400]}]}]}}, 400, "data[0].matches[1]: this PNG"),
     ("/post", {"json": {"data": [{"text": TEXT, "uri": URL}]}}, 400, "data[0]: must have one of text, uri and blob"),
     ("/encode", {"content": FILE, "headers": {"content-type": "text/plain"}}, 415, "Content-Type 'text/plain'"),
     ("/v2/embed", {"json": {"images": [LARGE_URL, "a"]}}, 400, "images[1]: is not base64"),
@@ -322,7 +359,7 @@ def test_fronts_leave_pictures_to_the_dispatcher_and_fetch_nothing(folder: Path,
 @subcases(("head", "found"), [
     ('Content-Disposition: form-data; name="input"', [TEXT]),
     ("content-disposition: form-data; name=input", [TEXT]),
-    ('Content-Disposition: form-data; name="a"; filename="name=b.png"\r\nContent-Type: image/png', [Picture(TEXT.encode())]),
+    ('Content-Disposition: form-data; name="a"; filename="name=b.png"\r\nContent-Type: application/octet-stream', [Picture(TEXT.encode())]),
     ("Content-Disposition: form-data; filename*=UTF-8''a.png; name=a", [Picture(TEXT.encode())]),
     ('Content-Disposition: form-data; name="filename"', []),
 ])  # fmt: skip

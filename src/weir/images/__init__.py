@@ -23,6 +23,9 @@ _MOST_SEGMENTS = 1_000  # of a JPEG before its pixels; cameras write a few dozen
 _CHUNK_BYTES = 1_024  # of a PNG for each chunk that it may have beyond so many; pixels mostly come in chunks of 8 KiB
 _MOST_SCANS = 32  # of a progressive JPEG; encoders write about ten, and each is a pass over all pixels
 _PLAIN_BMP = (0, 3, 6)  # Pillow unpacks run lengths in Python, a pixel at a time
+# Of formats, in media types.
+_OTHER_NAMES = {"JPG": "JPEG", "PJPEG": "JPEG", "TIF": "TIFF", "X-PNG": "PNG", "X-MS-BMP": "BMP"}
+_ANY_TYPE = ("", "application/octet-stream")
 _TIFF_PACKINGS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
 
 
@@ -68,12 +71,7 @@ def look(data: bytes, limits: ImageLimits) -> Header:
     far more work than its size suggests.
     """
     check_bytes(len(data), limits)
-    name, read = next(
-        ((name, read) for name, start, offset, read in _READERS if data[offset : offset + len(start)] == start),
-        (None, None),
-    )
-    if name is None or read is None:
-        raise InvalidRequest(f"is no image in a format that is read: {FORMATS}")
+    name, read = _reader(data)
     try:
         width, height = read(data)
     except TooShort:
@@ -82,6 +80,27 @@ def look(data: bytes, limits: ImageLimits) -> Header:
         raise InvalidRequest(f"a {name} without pixels ({width} × {height})")
     check_pixels(width, height, limits)
     return Header(name, width, height)
+
+
+def _reader(data: bytes) -> tuple[str, Callable[[bytes], tuple[int, int]]]:
+    """Return the format of an image file, and what reads its width and height. Raises InvalidRequest for other formats."""
+    for name, start, offset, read in _READERS:
+        if data[offset : offset + len(start)] == start:
+            return name, read
+    raise InvalidRequest(f"is no image in a format that is read: {FORMATS}")
+
+
+def check_type(data: bytes, stated: str) -> None:
+    """Raise InvalidRequest unless an image file may have the media type that its sender has `stated`. Parameters of the type are not read."""
+    media = stated.partition(";")[0].strip()
+    kind, _, subtype = media.upper().partition("/")
+    if kind != "IMAGE" and media not in _ANY_TYPE:
+        raise InvalidRequest(f"states the type {media!r:.80}: must be an image")
+    expected = _OTHER_NAMES.get(subtype, subtype)
+    if expected in {name for name, *_ in _READERS} and (found := _reader(data)[0]) != expected:
+        raise InvalidRequest(
+            f"states the type {media!r:.80}, and is a {found}: state its own type, or application/octet-stream"
+        )
 
 
 def check_pixels(width: int, height: int, limits: ImageLimits) -> None:
@@ -99,15 +118,19 @@ def check_bytes(size: int, limits: ImageLimits) -> None:
 
 def read_base64(text: str, limits: ImageLimits) -> bytes:
     """Return the bytes of an image that is written as base64, perhaps in lines, or as a data: URL of base64. Raises InvalidRequest."""
+    stated = ""
     if text[:5].lower() == "data:":
         head, _, text = text.partition(",")
-        if not head.endswith(";base64"):
+        if head[-7:].lower() != ";base64":
             raise InvalidRequest("a data: URL must be data:TYPE;base64, and the image in base64")
+        stated = head[5:-7]
     check_bytes(len(text) // 4 * 3 - 2, limits)
     try:
-        return binascii.a2b_base64("".join(text.splitlines()), strict_mode=True)
+        data = binascii.a2b_base64("".join(text.splitlines()), strict_mode=True)
     except ValueError as error:  # also of characters that are not ASCII
         raise InvalidRequest(f"is not base64: {error}") from None
+    check_type(data, stated)
+    return data
 
 
 def _png(data: bytes) -> tuple[int, int]:

@@ -7,6 +7,7 @@ redirect is checked as the first URL is.
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
@@ -40,11 +41,21 @@ class _Target(NamedTuple):
 
 
 class Fetcher:
-    """Fetches images for the callers of a server from the hosts in `limits.allow_url`. `tls` is as for HttpClient."""
+    """Fetches images for the callers of a server from the hosts in `limits.allow_url`.
 
-    def __init__(self, limits: ImageLimits, timeout: float = TIMEOUT, tls: bool | ssl.SSLContext = True) -> None:
+    `charge` is called with the number of bytes of each piece that has arrived, and may raise an error that ends the call. `tls` is as for HttpClient.
+    """
+
+    def __init__(
+        self,
+        limits: ImageLimits,
+        charge: Callable[[int], object],
+        timeout: float = TIMEOUT,
+        tls: bool | ssl.SSLContext = True,
+    ) -> None:
         self._limits = limits
         self._allowed = frozenset(host.lower() for host in limits.allow_url)
+        self._charge = charge
         self._timeout = timeout
         self._trusts = tls
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -116,6 +127,7 @@ class Fetcher:
                 piece = await reader.read(_PIECE)
                 received += len(piece)
                 check_bytes(received - _HEAD_BYTES, self._limits)
+                self._charge(len(piece))
                 response.feed(piece)
             return response
         finally:

@@ -79,6 +79,13 @@ Outputs = Annotated[
 ]
 
 
+class ImageItem(TextOptionFields, forbid_unknown_fields=True):
+    """An image, and what is wanted of it: for a server's model that reads images."""
+
+    image: Annotated[Any, any_of(str), Meta(description="base64, a data: URL or a URL; in msgpack also bytes")]
+    outputs: Outputs = None
+
+
 class TextItem(TextOptionFields, forbid_unknown_fields=True):
     """A text, or two that belong together; at a server of texts also what is wanted of them."""
 

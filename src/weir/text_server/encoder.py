@@ -219,7 +219,7 @@ class Encoder:
         if rule.split:  # a text is tokenized as a whole, one of the request at a time
             charge(DETAIL_BYTES * max(map(_size, texts)))
         own = self._service.facts.settings.timeout
-        deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now())
+        deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now() - query.waited)
         long = many or size > _COMPARED_AT_ONCE
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if long else distinct(texts)
         request = EncodeRequest(
@@ -453,7 +453,7 @@ class Encoder:
         self._held += count
         self._callers.add(request.key, request)
         self._tokenize_more(request)
-        return loop.call_later(request.deadline.timeout, self._expire, request)
+        return loop.call_later(request.deadline.at - self._service.now(), self._expire, request)
 
     # Tokenization.
 

@@ -5,6 +5,7 @@ and waits: an ASGI call, a connection of the fast path, a gRPC call, a ZeroMQ me
 the two: it passes the work to the model's encoder, and counts the request and its response.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from weir.images import ImageLimits
 from weir.images.fetching import Fetcher
 from weir.messages import CURRENT_TRACE, Origin, Trace
 from weir.protocols import HttpSettings
-from weir.protocols.account import Account
+from weir.protocols.account import Account, charge
 from weir.protocols.call import ChannelCall, Writing
 from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.metrics import TextClients, TextCounts
@@ -64,7 +65,7 @@ class EmbeddingContext:
     images: ImageLimits = field(default_factory=ImageLimits)
 
     def __post_init__(self) -> None:
-        self.fetch = Fetcher(self.images).fetch
+        self.fetch = Fetcher(self.images, charge).fetch
 
     def encoder(self, name: str = "", task: TextTask | None = None, *, sees: bool = False) -> Encodes:
         """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it. With `sees` the
@@ -102,19 +103,16 @@ Q = TypeVar("Q")
 M = TypeVar("M")
 
 
-class Sides(NamedTuple):
-    """The names of the two lists that the texts of a request come from: the first `size` from `first`, and those behind them from `second`."""
-
-    first: str
-    second: str
-    size: int
-
-    def located(self, error: WeirError) -> WeirError:
-        """Return `error`, which names the text at fault by its list and its index there."""
-        if error.field != TEXTS_FIELD or error.place is None:
-            return error
-        behind = error.place - self.size
-        return error.at(self.first, error.place) if behind < 0 else error.at(self.second, behind)
+def _located(error: WeirError, lists: Sequence[tuple[str, int]]) -> WeirError:
+    """Return `error`, which names the text at fault by its list in the request and its index there; see TextWork."""
+    index = error.place
+    if error.field != TEXTS_FIELD or index is None:
+        return error
+    for name, size in lists:
+        if index < size:
+            return error.at(name, index)
+        index -= size
+    return error
 
 
 class TextWork(NamedTuple, Generic[R]):
@@ -127,7 +125,7 @@ class TextWork(NamedTuple, Generic[R]):
         options: what the body states about the texts.
         as_json: whether `write` uses the vector of the only text as JSON and nothing else, so that its worker may write it.
         compute: computes, within a timeout in seconds, what is not vectors of `texts` alone; None for vectors.
-        sides: the lists that the texts come from; None if it is one.
+        lists: the names and the lengths of the lists that the texts come from, one after the other; none if there is one list.
     """
 
     encoder: Encodes
@@ -136,11 +134,11 @@ class TextWork(NamedTuple, Generic[R]):
     options: TextOptions = NO_OPTIONS
     as_json: bool = False
     compute: Callable[[float | None], Coroutine[Any, Any, Encoded]] | None = None
-    sides: Sides | None = None
+    lists: Sequence[tuple[str, int]] = ()
 
     def written(self, write: Callable[[Encoded], Q]) -> "TextWork[Q]":
         """Return the same work with `write` in place of its own, which may use more than a vector as JSON."""
-        return TextWork(self.encoder, self.texts, write, self.options, compute=self.compute, sides=self.sides)
+        return TextWork(self.encoder, self.texts, write, self.options, compute=self.compute, lists=self.lists)
 
 
 @dataclass(eq=False, slots=True)
@@ -204,13 +202,15 @@ class TextExchange:
             if work.compute is not None:
                 return await work.compute(self.timeout)
             texts: Sequence[Any] = work.texts
+            query = self.query(work.options, self.timeout, self.trace)
             if self.context.images.allow_url:
+                loop = asyncio.get_running_loop()
+                began = loop.time()
                 texts = await fetched(texts, self.context.fetch, self.timeout)
-            encoded = await work.encoder.encode(texts, self.query(work.options, self.timeout, self.trace))
+                query = query._replace(waited=0.0 if self.timeout is None else loop.time() - began)
+            encoded = await work.encoder.encode(texts, query)
         except WeirError as error:
-            if work.sides is None:
-                raise
-            raise work.sides.located(error) from error.__cause__
+            raise _located(error, work.lists) from error.__cause__
         finally:
             self.trace = CURRENT_TRACE.get() or self.trace
         if encoded.images:
@@ -230,7 +230,7 @@ class TextExchange:
 
     def warn_of_ids(self, foreign: int) -> None:
         """Warn in the log, once for each client, of `foreign` texts sent as token ids of another model."""
-        self.context.clients.warn_of_ids(self.client_name, foreign, self.model)
+        self.context.clients.warn_of_ids(self.client_name, self.model, foreign)
 
     def answered(self, texts: int, truncated: int) -> None:
         """Count the response: the vectors of `texts` texts, of which `truncated` were cut."""

@@ -15,12 +15,15 @@ from weir.images import Picture
 from weir.numerics import sigmoid, softmax
 from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
-from weir.text_server.exchange import EmbeddingContext, Sides, TextExchange, TextWork
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.pictures import Asked, PictureUrl, read_image
 from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask, no_images
 from weir.wire.values import decode_json, half_in, uncollected, without_halves
 
 _MAX_CLIENT_ID = 128
+_IMAGE_TYPES = ("image_url", "input_image", "image")
+# What a part may state as its type, by its field.
+_PART_TYPES = {"text": ("text", "input_text"), "image": _IMAGE_TYPES, "image_url": _IMAGE_TYPES}
 EMPTY = "empty"  # a key in an error's details
 _MOST_TOKENS = 1 << 31  # token ids are below this
 
@@ -123,13 +126,15 @@ def read_part(value: Any, where: str, context: EmbeddingContext, *, may_be_empty
     """
     if isinstance(value, (Picture, PictureUrl)):
         return value
-    names = value.keys() - {"type"} if isinstance(value, dict) else ()
-    if names == {"text"}:
-        return check_text(value["text"], where, may_be_empty=may_be_empty)
-    if names in ({"image"}, {"image_url"}):
-        (name,) = names
-        return read_image(value[name], f"{where}.{name}", context.images)
-    return check_text(value, where, may_be_empty=may_be_empty)
+    name = next(iter(value.keys() - {"type"}), None) if isinstance(value, dict) and len(value) <= 2 else None
+    if name not in _PART_TYPES or value.keys() - {"type", name}:
+        return check_text(value, where, may_be_empty=may_be_empty)
+    if value.get("type") not in (None, *_PART_TYPES[name]):
+        rule = f"must be {' or '.join(_PART_TYPES[name])}, as the part has `{name}`"
+        raise InvalidRequest(f"{where}.type={brief(value['type'])}: {rule}")
+    if name == "text":
+        return check_text(value[name], where, may_be_empty=may_be_empty)
+    return read_image(value[name], f"{where}.{name}", context.images)
 
 
 def token_ids(value: Any, where: str) -> list[int]:
@@ -263,7 +268,7 @@ def read_ranking(
     if vision is None:
         pairs: list[Any] = [(query, text) for text in texts]
         return TextWork(encoder, pairs, write)
-    return TextWork(encoder, [*texts, query], write, sides=Sides(field, "query", len(texts)))
+    return TextWork(encoder, [*texts, query], write, lists=[(field, len(texts)), ("query", 1)])
 
 
 def _document(value: Any, where: str, context: EmbeddingContext) -> Asked:
@@ -324,7 +329,7 @@ def zero_shot(
         logits = vision.logits(encoded.vectors[:count], encoded.vectors[count:])
         return labelled(encoded._replace(vectors=logits), facts, raw=raw, independent=vision.independent)
 
-    return TextWork(encoder, [*texts, *hypotheses], write, sides=Sides("input", "labels", count))
+    return TextWork(encoder, [*texts, *hypotheses], write, lists=[("input", count), ("labels", len(labels))])
 
 
 def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -36,24 +36,19 @@ _UNKNOWN: Any = None  # the model of an encoder that serves none yet
 # What a front tells the dispatcher.
 
 
+Counter = Literal["answered", "refused", "transferred", "passed_on", "warn_of_ids"]
+
+
 class CountedTexts(msgspec.Struct, array_like=True):
     """Counts since the last report.
 
     Attributes:
-        answered: model, frontend, and how many calls, texts, and texts that were cut.
-        refused: model, frontend, status, calls.
+        sums: what was counted by a method of TextCounts or TextClients: its name, the texts that it was called with, and the sums of the numbers behind these.
         received: client, frontend, the number of texts of each request, and when it came.
-        passed_on: client and number of texts of requests that another process receives again.
-        foreign: client, texts and model of requests with token ids of another tokenizer.
-        transferred: model, frontend, and the bytes received and sent.
     """
 
-    answered: list[tuple[str, str, list[int]]]
-    refused: list[tuple[str, str, int, int]]
+    sums: list[tuple[Counter, list[str], list[int]]]
     received: list[tuple[str, str, list[int], list[float]]]
-    passed_on: list[tuple[str, int]]
-    foreign: list[tuple[str, int, str]]
-    transferred: list[tuple[str, str, list[int]]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -63,20 +58,12 @@ _decode = msgspec.msgpack.Decoder(CountedTexts).decode
 def add_counted(data: bytes, counts: TextCounts, clients: TextClients) -> None:
     """Count what a front has counted. Raises msgspec.MsgspecError or ValueError for what is no `CountedTexts`."""
     counted = _decode(data)
-    for model, frontend, (calls, texts, cut) in counted.answered:
-        counts.answered(model, frontend, texts, cut, calls)
-    for model, frontend, status, calls in counted.refused:
-        counts.refused(model, frontend, status, calls)
     for client, frontend, sizes, at in counted.received:
         if not sizes or len(sizes) != len(at):
             raise ValueError("requests without sizes or instants")
         clients.received_before(client, sizes, at, frontend=frontend)
-    for client, texts in counted.passed_on:
-        clients.passed_on(client, texts)
-    for client, texts, model in counted.foreign:
-        clients.warn_of_ids(client, texts, model)
-    for model, frontend, (received, sent) in counted.transferred:
-        counts.transferred(model, frontend, received, sent)
+    for counter, names, numbers in counted.sums:
+        getattr(clients if counter in ("passed_on", "warn_of_ids") else counts, counter)(*names, *numbers)
 
 
 class Counting:
@@ -88,15 +75,24 @@ class Counting:
         self._reset()
 
     def _reset(self) -> None:
-        self.answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        self.refused: defaultdict[tuple[str, str, int], int] = defaultdict(int)
-        self.received: defaultdict[tuple[str, str], tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
-        self.passed_on: list[tuple[str, int]] = []
-        self.foreign: list[tuple[str, int, str]] = []
-        self.transferred: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._sums: dict[tuple[Counter, tuple[str, ...]], list[int]] = {}
+        self._received: defaultdict[tuple[str, str], tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
 
-    def changed(self) -> None:
-        """Note that something was counted."""
+    def add(self, counter: Counter, names: tuple[str, ...], *numbers: int) -> None:
+        """Add `numbers` to those that the method `counter` is called with behind `names`."""
+        sums = self._sums.setdefault((counter, names), [0] * len(numbers))
+        for place, number in enumerate(numbers):
+            sums[place] += number
+        self._changed()
+
+    def received(self, client: str, frontend: str, texts: int, at: float) -> None:
+        """Note a request that came at the instant `at`."""
+        sizes, instants = self._received[client, frontend]
+        sizes.append(texts)
+        instants.append(at)
+        self._changed()
+
+    def _changed(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(_REPORT_AFTER, self.report)
@@ -106,14 +102,8 @@ class Counting:
         if not self._scheduled:
             return
         self._scheduled = False
-        counted = CountedTexts(
-            [(*place, numbers) for place, numbers in self.answered.items()],
-            [(*place, calls) for place, calls in self.refused.items()],
-            [(*place, *columns) for place, columns in self.received.items()],
-            self.passed_on,
-            self.foreign,
-            [(*place, sizes) for place, sizes in self.transferred.items()],
-        )
+        sums = [(counter, list(names), numbers) for (counter, names), numbers in self._sums.items()]
+        counted = CountedTexts(sums, [(*who, *columns) for who, columns in self._received.items()])
         self._reset()
         self._send(_encode(counted))
 
@@ -127,23 +117,15 @@ class FrontCounts(TextCounts):
 
     def answered(self, model: str, frontend: str, texts: int, truncated: int, calls: int = 1) -> None:
         """See TextCounts."""
-        counts = self._counting.answered[model, frontend]
-        counts[0] += calls
-        counts[1] += texts
-        counts[2] += truncated
-        self._counting.changed()
+        self._counting.add("answered", (model, frontend), texts, truncated, calls)
 
-    def refused(self, model: str, frontend: str, status: int, calls: int = 1) -> None:
+    def refused(self, model: str, frontend: str, status: int | str, calls: int = 1) -> None:
         """See TextCounts."""
-        self._counting.refused[model, frontend, status] += calls
-        self._counting.changed()
+        self._counting.add("refused", (model, frontend, str(status)), calls)
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """See TextCounts."""
-        sizes = self._counting.transferred[model, frontend]
-        sizes[0] += received_bytes
-        sizes[1] += sent_bytes
-        self._counting.changed()
+        self._counting.add("transferred", (model, frontend), received_bytes, sent_bytes)
 
 
 class FrontClients(TextClients):
@@ -155,21 +137,16 @@ class FrontClients(TextClients):
 
     def received(self, client: str, texts: int, *, frontend: str) -> None:
         """See TextClients."""
-        sizes, at = self._counting.received[client, frontend]
-        sizes.append(texts)
-        at.append(self._clock())
-        self._counting.changed()
+        self._counting.received(client, frontend, texts, self._clock())
 
-    def passed_on(self, client: str, texts: int) -> None:
+    def passed_on(self, client: str, texts: int, requests: int = 1) -> None:
         """See TextClients."""
-        self._counting.passed_on.append((client, texts))
-        self._counting.changed()
+        self._counting.add("passed_on", (client,), texts, requests)
 
-    def warn_of_ids(self, client: str, count: int, model: str) -> None:
+    def warn_of_ids(self, client: str, model: str, count: int) -> None:
         """See TextClients."""
         if count:
-            self._counting.foreign.append((client, count, model))
-            self._counting.changed()
+            self._counting.add("warn_of_ids", (client, model), count)
 
 
 # A front.

@@ -62,12 +62,12 @@ class TextClients:
                 self._intervals.append(abs(instant - self._last))
             self._last = instant
 
-    def passed_on(self, client: str, texts: int) -> None:
-        """Count a request of `client` with so many texts no more: another process of the server receives it again."""
-        self.data_requests -= 1
+    def passed_on(self, client: str, texts: int, requests: int = 1) -> None:
+        """Count requests of `client` with so many texts together no more: another process of the server receives them again."""
+        self.data_requests -= requests
         self.texts -= texts
         if (known := self._clients.get(client)) is not None:
-            known.requests -= 1
+            known.requests -= requests
             known.texts -= texts
 
     def received_command(self, client: str, *, frontend: str) -> None:
@@ -75,7 +75,7 @@ class TextClients:
         self._client_of(client, frontend, self._clock())
         self.system_requests += 1
 
-    def warn_of_ids(self, client: str, count: int, model: str) -> None:
+    def warn_of_ids(self, client: str, model: str, count: int) -> None:
         """Warn in the log, once for each remembered client, that `client` sent `count` texts as token ids of another tokenizer; 0 for none."""
         known = self._clients.get(client) if count else None
         if known is not None and not known.warned:
@@ -177,7 +177,7 @@ class TextCounts(Collector):
         if self._transferred is not None:
             self._transferred(model, frontend, received_bytes, sent_bytes)
 
-    def refused(self, model: str, frontend: str, status: int, calls: int = 1) -> None:
+    def refused(self, model: str, frontend: str, status: int | str, calls: int = 1) -> None:
         """Count calls that were answered with an error of this status. `model` is "" if the named model does not exist."""
         self._calls[model, frontend, str(status)] += calls
 
@@ -187,36 +187,33 @@ class TextCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
-        calls = CounterMetricFamily("weir_text_calls", "Embedding calls.", labels=["model", "frontend", "code"])
         answered = list(self._answered.items())
-        good = [((*place, "200"), counts[0]) for place, counts in answered]
-        for labels, count in [*good, *self._calls.items()]:
-            calls.add_metric(labels, count)
-        yield calls
+        of_model, calls = ["model", "frontend"], [*self._calls.items()]
+        good = [((*names, "200"), counts[0]) for names, counts in answered]
+        yield _counters("weir_text_calls", "Embedding calls.", [*of_model, "code"], [*good, *calls])
         for number, (name, text) in enumerate(
             (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated.")), 1
         ):
-            family = CounterMetricFamily(name, text, labels=["model", "frontend"])
-            for place, counts in answered:
-                family.add_metric(place, counts[number])
-            yield family
-        images = CounterMetricFamily(
-            "weir_images", "Images embedded, also counted in weir_texts.", labels=["model", "frontend"]
+            yield _counters(name, text, of_model, [(names, counts[number]) for names, counts in answered])
+        text = "Images embedded, also counted in weir_texts."
+        yield _counters("weir_images", text, of_model, list(self.images.items()))
+        text = "Messages dropped by the ZeroMQ frontend; the log gives the reasons."
+        yield _counters(
+            "weir_zeromq_dropped", text, ["kind"], [((kind,), count) for kind, count in list(self._dropped.items())]
         )
-        for place, count in list(self.images.items()):
-            images.add_metric(place, count)
-        yield images
-        dropped = CounterMetricFamily(
-            "weir_zeromq_dropped",
-            "Messages dropped by the ZeroMQ frontend; the log gives the reasons.",
-            labels=["kind"],
-        )
-        for kind, count in list(self._dropped.items()):
-            dropped.add_metric([kind], count)
-        yield dropped
         if self._clients is not None:
             text = f"Clients that have sent a request for texts within {ACTIVE_FOR:g} s, of the {MAX_REMEMBERED} with the latest requests."
             yield GaugeMetricFamily("weir_text_clients", text, value=self._clients.active)
+
+
+def _counters(
+    name: str, text: str, labels: Sequence[str], counts: Iterable[tuple[Sequence[str], float]]
+) -> CounterMetricFamily:
+    """Return the family `name` with a counter for each of `counts`, which are the values of the labels and the count."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts:
+        family.add_metric(values, count)
+    return family
 
 
 Runs = Callable[[Sequence[int]], Iterable[Sequence[int]]]
@@ -265,10 +262,7 @@ class PaddingMetrics(SilentObserver, Collector):
             ("weir_tokens", "Tokens that workers computed.", self.tokens),
             ("weir_padding_tokens", "Padding that workers computed, as tokens of the same cost.", self.padding),
         ):
-            family = CounterMetricFamily(name, text, labels=["model"])
-            for model, count in list(counted.items()):
-                family.add_metric([model], count)
-            yield family
+            yield _counters(name, text, ["model"], [((model,), count) for model, count in list(counted.items())])
 
 
 def length_of(request: Any) -> int:

@@ -10,10 +10,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from weir.errors import DeadlineExceeded, InvalidRequest, brief
-from weir.images import ImageLimits, Picture, read_base64
+from weir.errors import DeadlineExceeded, InvalidRequest, WeirError, brief
+from weir.images import ImageLimits, Picture, check_type, read_base64
 from weir.images.fetching import SCHEMES
-from weir.protocols.account import charge
 from weir.text_models.texts import PlainText, Text
 from weir.text_server.texts import TEXTS_FIELD
 from weir.wire.schema import any_of
@@ -103,6 +102,7 @@ _LONGEST_HEAD = 4096  # bytes of the headers of one part
 _BMP_HEAD = 54  # bytes
 _BOUNDARY = re.compile(r';\s*boundary="?([^";]+)', re.IGNORECASE)
 _DISPOSITION = re.compile(rb"^content-disposition:(.*)", re.IGNORECASE | re.MULTILINE)
+_TYPE = re.compile(rb"^content-type:(.*)", re.IGNORECASE | re.MULTILINE)
 _NAME, _FILE = (re.compile(rb";\s*" + each, re.IGNORECASE) for each in (rb'name="?([^";\r]+)', rb"filename\*?="))
 
 
@@ -115,7 +115,7 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
     """Return the document that an upload stands for. Its list `field` has the files, which are pictures, and the texts of parts with that name, in order; at
     most `most`. Each other part is a field. Raises InvalidRequest."""
     if content_type.lower().startswith(_IMAGE):
-        return {field: [Picture(body)]}
+        return {field: [_typed(body, content_type, field, 0)]}
     boundary = _BOUNDARY.search(content_type)
     between = b"\r\n--" + (boundary[1].strip().encode("latin-1") if boundary else b"")
     if not boundary or body.count(between) > most + _MORE_FIELDS:
@@ -134,7 +134,8 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
         disposition = _DISPOSITION.search(head)
         stated = disposition[1] if disposition else b""
         if _FILE.search(stated):
-            items.append(Picture(data))
+            media = _TYPE.search(head)
+            items.append(_typed(data, media[1].decode("latin-1") if media else "", field, len(items)))
             continue
         found = _NAME.search(stated)
         if not found:
@@ -145,6 +146,15 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
         else:
             document[name] = _text_in(data, name)
     return document
+
+
+def _typed(data: bytes, stated: str, field: str, place: int) -> Picture:
+    """Return the picture of a file whose sender has `stated` its media type. Raises InvalidRequest naming its place in `field`."""
+    try:
+        check_type(data, stated)
+    except InvalidRequest as error:
+        raise error.at(field, place) from None
+    return Picture(data)
 
 
 def _text_in(data: bytes, name: str) -> str:
@@ -170,16 +180,20 @@ _FETCHING = 60.0  # seconds for those of a request that states no timeout
 
 
 async def fetched(
-    texts: Sequence[Asked], fetch: Callable[[str], Awaitable[bytes]], timeout: float | None
-) -> Sequence[Text]:
-    """Return `texts` with the pictures that `fetch` returns for their URLs, each fetched once, within `timeout` seconds. They are charged as they arrive.
+    texts: Sequence[Asked | WeirError],
+    fetch: Callable[[str], Awaitable[bytes]],
+    timeout: float | None,
+    *,
+    each: bool = False,
+) -> Sequence[Text | WeirError]:
+    """Return `texts` with the pictures that `fetch` returns for their URLs, each fetched once, within `timeout` seconds.
 
-    Raises InvalidRequest naming the place of the text, DeadlineExceeded, and what `charge` raises."""
+    Raises what `fetch` raises, InvalidRequest with the place of the text; with `each` that takes the place of the picture. Raises DeadlineExceeded."""
     urls: dict[PictureUrl, int] = {}
     for place, text in enumerate(texts):
         if isinstance(text, PictureUrl):
             urls.setdefault(text, place)
-    found: dict[PictureUrl, Picture] = {}
+    found: dict[PictureUrl, Picture | WeirError] = {}
     left = iter(urls.items())
 
     async def fetch_next() -> None:
@@ -187,8 +201,9 @@ async def fetched(
             try:
                 found[picture] = Picture(await fetch(picture.url))
             except InvalidRequest as error:
-                raise error.at(TEXTS_FIELD, place) from None
-            charge(len(found[picture].data))
+                found[picture] = error
+                if not each:
+                    raise error.at(TEXTS_FIELD, place) from None
 
     tasks = [asyncio.create_task(fetch_next()) for _ in range(min(_AT_ONCE, len(urls)))]
     try:

@@ -143,6 +143,11 @@ class VisionFacts(NamedTuple):
         found: NDArray[Any] = self.scale * (unit_vectors(vectors) @ unit_vectors(others).T) + self.bias
         return found
 
+    def cosines(self, logits: NDArray[Any]) -> NDArray[Any]:
+        """Return the cosines of vectors with these logits."""
+        found: NDArray[Any] = (logits - self.bias) / self.scale
+        return found
+
     def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
         """Return the probabilities of logits [n, m]: that the two belong together, or that it is this one of the m."""
         return sigmoid(logits) if self.independent else softmax(logits)
@@ -238,6 +243,7 @@ class TextQuery(NamedTuple):
         trace: the request's Origin, or the Trace that the endpoint has begun.
         each: an invalid text does not end the request; its error is in `Encoded.errors`.
         as_json: the only text's worker may write the vector, see Encoded.written.
+        waited: how many seconds of the timeout have passed already.
     """
 
     frontend: str
@@ -248,6 +254,7 @@ class TextQuery(NamedTuple):
     trace: Trace | Origin = None
     each: bool = False
     as_json: bool = False
+    waited: float = 0.0
 
     @property
     def is_plain(self) -> bool:

@@ -29,7 +29,7 @@ ENCODING = sorted(EXAMPLES.keys() - {"/tokenize", "/decode", "/detokenize"})  # 
 TEI = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/predict_tokens", "/tokenize", "/decode"}  # fmt: skip
 COHERE = {"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"}
 OPENAI = {"/v1/embeddings", "/embeddings", "/classify", "/score", "/detokenize", INFINITY_RERANK}
-FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode", "/post"}, {"id", "type", "description", "status"})]  # fmt: skip
+FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode", "/post", "/rank"}, {"id", "type", "description", "status"})]  # fmt: skip
 KEYS = {path: keys for paths, keys in FORMS for path in paths}
 
 

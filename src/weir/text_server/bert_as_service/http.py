@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
 from uuid import uuid4
 
 import msgspec
+import numpy
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -56,7 +58,7 @@ from weir.text_server.http import (
 from weir.text_server.metrics import TextClients
 from weir.text_server.pictures import Asked, Part, has_pictures, read_image
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
-from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
+from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated, VisionFacts
 from weir.wire.schema import any_of
 from weir.wire.status import http_code
 from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
@@ -393,7 +395,7 @@ def encode(request: EncodeBody, exchange: TextExchange) -> HttpWork:
 # clip-as-service, its successor.
 
 
-class ClipDocument(Struct):
+class ClipMatch(Struct):
     """A text, or an image by its URL, as a data: URL or in base64."""
 
     id: str | None = None
@@ -402,16 +404,22 @@ class ClipDocument(Struct):
     blob: str | None = None
 
 
+class ClipDocument(ClipMatch):
+    """A document, and those that are ranked by it."""
+
+    matches: Annotated[list[ClipMatch], Meta(description="for /rank alone")] = []
+
+
 class ClipRequest(Struct):
-    """A request for the vectors of documents."""
+    """A request for the vectors of documents, or for their rankings."""
 
     data: Annotated[list[ClipDocument], Meta(min_length=1)]
-    exec_endpoint: Literal["/", "/encode"] = msgspec.field(default="/", name="execEndpoint")
+    exec_endpoint: Literal["/", "/encode", "/rank"] = msgspec.field(default="/", name="execEndpoint")
     model: str | None = None
 
 
 class ClipAnswer(TypedDict):
-    """The documents with their vectors."""
+    """The documents with their vectors, or with their matches, the best first."""
 
     data: list[dict[str, Any]]
 
@@ -420,17 +428,49 @@ _DOCUMENTS = {"data": [{"text": "First do it"}]}
 _OF_DATA = ErrorForm(partial(_error_document, None), field="data")
 
 
-@TextEndpoint(
-    "/post",
-    "Encode documents, as clip-as-service does",
-    _DOCUMENTS,
-    ClipAnswer,
-    TextTask.EMBED,
-    name=NAME,
-    errors=_OF_DATA,
-)
-def post(request: ClipRequest, exchange: TextExchange) -> HttpWork:
-    """Read a request for the vectors of documents."""
+_MATCHES = {"data": [{"text": "First do it", "matches": [{"text": "do it first"}, {"text": "rest"}]}]}
+_ENCODE_CLIP, _RANK_CLIP = "Encode documents, as clip-as-service does", "Rank matches, as clip-as-service does"
+_OF_CLIP = VisionFacts(scale=100.0, bias=0.0, independent=False)  # for a model that has none
+_clip_endpoint = partial(TextEndpoint, response=ClipAnswer, task=TextTask.EMBED, name=NAME, errors=_OF_DATA)
+
+
+@_clip_endpoint("/rank", _RANK_CLIP, _MATCHES)
+def rank(request: ClipRequest, exchange: TextExchange) -> HttpWork:
+    """Read a request for the rankings of the matches of documents."""
+    context, documents = exchange.context, request.data
+    lists: list[tuple[str, Sequence[ClipMatch]]] = [("data", documents)]
+    lists += [(f"data[{place}].matches", each.matches) for place, each in enumerate(documents)]
+    if empty := [name for name, found in lists if not found]:
+        raise InvalidRequest("must not be empty").of(empty[0])
+    context.check_count(sum(len(found) for _, found in lists), "data and matches")
+    texts = [_content(each, f"{name}[{place}]", context) for name, found in lists for place, each in enumerate(found)]
+    encoder = exchange.choose(request.model, TextTask.EMBED, texts, sees=True)
+    ends = list(accumulate(len(found) for _, found in lists))
+
+    def write(encoded: Encoded) -> HttpResponse:
+        vectors, *others, _ = numpy.split(encoded.vectors, ends)
+        vision = encoder.facts.vision or _OF_CLIP
+        data = [
+            {**_shown(document), "matches": _ranked(document.matches, vision.logits(vector[None], of_matches), vision)}
+            for document, vector, of_matches in zip(documents, vectors, others, strict=True)
+        ]
+        return json_response({"header": {"execEndpoint": "/rank"}, "data": data})
+
+    return TextWork(encoder, texts, write, lists=[(name, len(found)) for name, found in lists])
+
+
+def _ranked(matches: Sequence[ClipMatch], logits: NDArray[Any], vision: VisionFacts) -> list[dict[str, Any]]:
+    """Return the matches of a document with their scores, the best first."""
+    values = zip(vision.probabilities(logits)[0].tolist(), vision.cosines(logits)[0].tolist(), strict=True)
+    scores = [{"clip_score": {"value": share}, "clip_score_cosine": {"value": cosine}} for share, cosine in values]
+    return [{**_shown(matches[each.index]), "scores": scores[each.index]} for each in forms.ranking(logits[0].tolist())]
+
+
+@_clip_endpoint("/post", _ENCODE_CLIP, _DOCUMENTS)
+def post(request: ClipRequest, exchange: HttpExchange) -> HttpWork:
+    """Read a request for the vectors of documents, or for their rankings."""
+    if request.exec_endpoint == "/rank":
+        return rank.read(request, exchange)
     context, documents = exchange.context, request.data
     context.check_count(len(documents), "data")
     texts = [_content(each, f"data[{place}]", context) for place, each in enumerate(documents)]
@@ -438,7 +478,7 @@ def post(request: ClipRequest, exchange: TextExchange) -> HttpWork:
 
     def items(vectors: NDArray[Any], start: int, stop: int) -> list[Any]:
         found = zip(documents[start:stop], packed(vectors[start:stop]), strict=True)
-        return [{"id": each.id or uuid4().hex, "text": each.text, "embedding": vector} for each, vector in found]
+        return [{**_shown(each), "embedding": vector} for each, vector in found]
 
     def write(encoded: Encoded) -> Listing:
         vectors = encoded.vectors
@@ -448,7 +488,13 @@ def post(request: ClipRequest, exchange: TextExchange) -> HttpWork:
     return TextWork(encoder, texts, write)
 
 
-def _content(document: ClipDocument, where: str, context: EmbeddingContext) -> Asked:
+def _shown(document: ClipMatch) -> dict[str, Any]:
+    """Return what tells a document from others in a response."""
+    is_url = document.uri is not None and not document.uri.startswith("data:")
+    return {"id": document.id or uuid4().hex, "text": document.text, **({"uri": document.uri} if is_url else {})}
+
+
+def _content(document: ClipMatch, where: str, context: EmbeddingContext) -> Asked:
     given = [name for name in ("text", "uri", "blob") if getattr(document, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(f"{where}: must have one of text, uri and blob, has {', '.join(given) or 'none'}")
@@ -469,7 +515,7 @@ class Encode(TextApi):
             TextPage("get", "/status/client", "Show the requests of each client", dict[str, Any], self.client_status),
             TextPage("post", "/terminate", "Finish accepted requests and stop the server", EndNotice, self.terminate),
         ]
-        super().__init__(context, EncodeError, [encode, post], pages)
+        super().__init__(context, EncodeError, [encode, post, rank], pages)
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""

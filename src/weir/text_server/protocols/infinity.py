@@ -20,7 +20,7 @@ from weir.protocols.response import Headers, HttpResponse, OpenAIError, json_res
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Ids, PlainText
 from weir.text_server import forms
-from weir.text_server.exchange import EmbeddingContext, Sides, TextExchange, TextWork, texts_of, tokens_of
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork, texts_of, tokens_of
 from weir.text_server.http import HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage
 from weir.text_server.pictures import Asked, Message, Part, has_pictures
 from weir.text_server.protocols.openai import (
@@ -302,8 +302,8 @@ def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
         return json_response({"object": "list", "data": data, **_lead(encoder, encoded)})
 
     pairs: Any = list(zip(first * count if len(first) == 1 else first, second, strict=True))
-    sides = Sides(names[1], names[0], count)
-    return TextWork(encoder, pairs if ranks else [*second, *first], write, options, sides=sides)
+    lists = [(names[1], count), (names[0], len(first))]
+    return TextWork(encoder, pairs if ranks else [*second, *first], write, options, lists=lists)
 
 
 def _side(value: Any, name: str, context: EmbeddingContext) -> list[Asked]:

@@ -5,7 +5,7 @@ so that clients share the queue fairly.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,12 +23,12 @@ from weir.protocols.entries import ItemHead, check_outputs, empty_body, integer_
 from weir.protocols.exchange import Ended, Inference, ItemsResponse, Stop, begin_task
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed, sparse_vector
-from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
+from weir.text_models.texts import ImageItem, Text, TextItem, TextOptionFields, TextOutput
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.http import TextHead, mark_headers
-from weir.text_server.pictures import as_bmp
-from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions
+from weir.text_server.pictures import Asked, as_bmp, fetched, read_image
+from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions, no_images
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
 from weir.wire.status import http_code, kserve_code
@@ -217,7 +217,7 @@ _ID_BYTES = 4
 class Item(NamedTuple):
     """One text, and its options."""
 
-    text: Text
+    text: Asked
     options: TextOptions = NO_OPTIONS
 
 
@@ -228,38 +228,48 @@ def read_items(head: ItemHead, body: bytes, context: EmbeddingContext, encoder: 
     """
     if not body:
         raise empty_body(head)
+    read = partial(read_item, encoder=encoder, limits=context.images)
     if not head.batch:
-        return [read_item(body if head.form.content_type == OCTETS else decode(body, head.form.content_type), encoder)]
+        return [read(body if head.form.content_type == OCTETS else decode(body, head.form.content_type))]
     parts = split(body, head.form.content_type, context.max_texts)
     if parts is None:
         raise InvalidRequest(f"body: has more than {context.max_texts} texts (max_texts)")
-    return [_item_or_error(part, head.form.content_type, encoder) for part in parts]
+    return [_item_or_error(part, head.form.content_type, read) for part in parts]
 
 
-def _item_or_error(part: bytes, content_type: str, encoder: Encodes) -> Item | WeirError:
+def _item_or_error(part: bytes, content_type: str, read: Callable[[Any], Item]) -> Item | WeirError:
     try:
-        return read_item(decode(part, content_type), encoder)
+        return read(decode(part, content_type))
     except WeirError as error:
         return error
 
 
-def read_item(item: Any, encoder: Encodes) -> Item:
-    """Return the text and the options of a decoded item. Raises InvalidRequest naming the field and the rule."""
+def read_item(item: Any, encoder: Encodes, limits: ImageLimits) -> Item:
+    """Return the text or the picture, and the options of a decoded item. Raises InvalidRequest naming the field and the rule."""
     if isinstance(item, bytes):
         return Item(_token_ids(item))
     if isinstance(item, (str, list)):
         return Item(forms.read_text(item, "the item", None))
     if not isinstance(item, dict):
         raise InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")
+    if "image" in item:
+        if encoder.facts.vision is None:
+            raise no_images(encoder.name)
+        image = read_document(item, ImageItem)
+        return Item(read_image(image.image, "image", limits), _item_options(image, encoder))
     if "text" not in item:
         raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
     fields = read_document(item, TextItem)
-    options = forms.options_of(fields, encoder, whole_words=bool(fields.is_tokenized), outputs=fields.outputs)
-    if fields.outputs and not options.outputs:
-        options = options._replace(outputs=encoder.facts.outputs[:1])
+    options = _item_options(fields, encoder, whole_words=bool(fields.is_tokenized))
     if fields.pair is None:
         return Item(forms.read_text(fields.text, "text", fields.is_tokenized), options)
     return Item((forms.check_text(fields.text, "text"), forms.check_text(fields.pair, "pair")), options)
+
+
+def _item_options(fields: TextItem | ImageItem, encoder: Encodes, *, whole_words: bool = False) -> TextOptions:
+    options = forms.options_of(fields, encoder, whole_words=whole_words, outputs=fields.outputs)
+    own = encoder.facts.outputs[:1]
+    return options._replace(outputs=own) if fields.outputs and not options.outputs else options
 
 
 def _token_ids(item: bytes) -> Text:
@@ -392,16 +402,24 @@ async def encode_items(
 ) -> EncodedItems:
     """Encode the items of a request within `timeout` seconds, those with equal options together. Raises CapacityError if all have the same options and
     that is their result."""
+    now = asyncio.get_running_loop().time
+    end = now() + timeout
+    if exchange.context.images.allow_url:
+        texts = [item.text if isinstance(item, Item) else item for item in items]
+        found_texts = await fetched(texts, exchange.context.fetch, timeout, each=True)
+        items = [
+            text if isinstance(text, WeirError) else item._replace(text=text) if isinstance(item, Item) else item
+            for item, text in zip(items, found_texts, strict=True)
+        ]
     alike: dict[TextOptions, list[int]] = {}
     for index, item in enumerate(items):
         if isinstance(item, Item):
             alike.setdefault(item.options, []).append(index)
     results: list[Any] = [*items]
     found: list[Encoded] = []
-    waiting, now = iter(alike.items()), asyncio.get_running_loop().time
+    waiting = iter(alike.items())
     # The first group has the trace of the request, which the response names; the spans of the others are siblings.
     traces = chain([trace], repeat(child_of(trace)))
-    end = now() + timeout
 
     async def encode_next() -> None:
         for (options, indices), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
