@@ -101,7 +101,7 @@ async def test_a_service_that_is_started_again_has_its_prices_and_tables() -> No
 
 
 def test_of_a_program_without_an_event_loop() -> None:
-    with weir.BlockingService(Timed, policy="auto:seconds=0.2,energy_weight=1", executor="inline") as service:
+    with weir.BlockingService(Timed, policy="auto:seconds=0.6,energy_weight=1", executor="inline") as service:
         assert service.infer(3) == 9
         while service.explain_policy()["solved"]["reason"] != "start":
             assert service.infer(3) == 9
