@@ -186,7 +186,7 @@ $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.test: $(VENV)/.serve
 	$(SAY)
-	$(INSTALL) --editable ".[grpc,tracing]" --group test
+	$(INSTALL) --editable ".[grpc,otel]" --group test
 	@touch $@
 
 # torch is large, and nothing else here needs it.

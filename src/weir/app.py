@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ from weir.protocols.kserve import KserveContext
 from weir.serving import END_LIMIT
 from weir.serving.service import Service
 from weir.settings import ProcessSettings, Settings, read_model_table
-from weir.telemetry import TelemetrySettings, open_tracing
+from weir.telemetry import TelemetrySettings, open_metric_exporters, open_tracing
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
@@ -122,9 +122,11 @@ class App:
         self._logger = get_logger("weir")
         record = settings.telemetry.record
         recorded = recorders(record, [model.name for model in settings.models]) if record is not None else []
-        tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
+        metrics = Metrics() if settings.telemetry.metrics else None
+        tracing = open_tracing(settings.telemetry, settings.kserve.server_name, metrics)
+        self._exporters = [] if metrics is None else open_metric_exporters()
         self._listeners: list[Any] = [*recorded, *tracing]
-        notified = _notified(settings.telemetry, [*recorded, *tracing, *observers], product)
+        notified = _notified(settings.telemetry, metrics, [*recorded, *tracing, *observers], product)
         residency = make_residency(settings.repository, settings.models)
         folder = folder_of(settings)
         self._watched = folder if settings.repository.watch else None
@@ -223,7 +225,7 @@ class App:
         self._own_process = signals
         if signals:
             self._catch_signals()
-        with ExitStack() as listening:
+        async with AsyncExitStack() as listening:
             listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
             for listener in self._listeners:
                 listening.enter_context(listener)
@@ -233,6 +235,12 @@ class App:
             each += self.settings.grpc.grpc_port is not None
             if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
                 self._logger.warning(warning)
+            if self.site.exposition is not None and self._exporters:
+                from weir.telemetry.otlp import pushing  # its library is optional
+
+                scheme = "http" if self.settings.http.tls_certfile is None else "https"
+                name = self.settings.kserve.server_name
+                await listening.enter_async_context(pushing(self.site.exposition, self._exporters, name, scheme))
             try:
                 await self._serve(ready)
             finally:
@@ -387,8 +395,9 @@ class Notified(NamedTuple):
     log: HttpLog | None
 
 
-def _notified(settings: TelemetrySettings, more: Sequence[Observer], product: Product | None = None) -> Notified:
-    metrics = Metrics() if settings.metrics else None
+def _notified(
+    settings: TelemetrySettings, metrics: Metrics | None, more: Sequence[Observer], product: Product | None = None
+) -> Notified:
     observers: list[Observer] = [LogObserver(get_logger("weir")), *more]
     log = None
     if metrics is not None:
@@ -678,7 +687,7 @@ def asgi(
         process=ProcessSettings(),
         **own,
     )
-    notified = _notified(telemetry, observers)
+    notified = _notified(telemetry, Metrics() if metrics else None, observers)
     group_of = group_finder()
     registry = Registry([_service(model, notified.observers, given, group_of) for model in models], routes)
 

@@ -1,10 +1,11 @@
-"""Run as a program: an OTLP receiver that prints its port, and then each span that it gets as a line of JSON."""
+"""Run as a program: an OTLP receiver that prints its port, and then each span and metric that it gets as a line of JSON."""
 
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -15,19 +16,26 @@ class Receiver(BaseHTTPRequestHandler):
     """Takes what exporters post."""
 
     def do_POST(self) -> None:
-        """Print the spans, and say that they were taken."""
+        """Print what came, and say that it was taken. An empty answer says the same of metrics."""
         body = self.rfile.read(int(self.headers["content-length"]))
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            service = {each.key: each.value.string_value for each in resource.resource.attributes}["service.name"]
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    print(json.dumps({"path": self.path, "service": service, **described(span)}), flush=True)
+        if self.path == "/v1/metrics":
+            for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                self._print(of, [metric_of(each) for scope in of.scope_metrics for each in scope.metrics])
+        else:
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                self._print(resource, [described(span) for scope in resource.scope_spans for span in scope.spans])
         answer = ExportTraceServiceResponse().SerializeToString()
         self.send_response(200)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+    def _print(self, resource: Any, found: list[dict[str, Any]]) -> None:
+        attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+        about = {"path": self.path, "service": attributes["service.name"], "resource": attributes}
+        for each in found:
+            print(json.dumps({**about, **each}), flush=True)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -41,6 +49,25 @@ def described(span: Any) -> dict[str, Any]:
         "state": span.trace_state,
         "links": [[link.trace_id.hex(), link.span_id.hex()] for link in span.links],
         "attributes": {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes},
+    }  # fmt: skip
+
+
+def metric_of(metric: Any) -> dict[str, Any]:
+    """Return a metric with its points by labels: numbers, or histograms with counts, bounds, sum and the traces of exemplars."""
+    kind = metric.WhichOneof("data")
+    return {
+        "name": metric.name, "unit": metric.unit, "kind": kind,
+        "points": [
+            {
+                "labels": {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in point.attributes},
+                **(
+                    {"counts": list(point.bucket_counts), "bounds": list(point.explicit_bounds), "sum": point.sum,
+                     "traces": [each.trace_id.hex() for each in point.exemplars]}
+                    if kind == "histogram" else {"value": point.as_double}
+                ),
+            }
+            for point in getattr(metric, kind).data_points
+        ],
     }  # fmt: skip
 
 

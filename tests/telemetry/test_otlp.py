@@ -1,18 +1,23 @@
-"""A real server sends its spans to a real OTLP receiver, each a process of its own."""
+"""A real server sends its spans and metrics to a real OTLP receiver, each a process of its own."""
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import numpy as np
-from tests.served import Served
+from prometheus_client.openmetrics import parser as openmetrics
+from tests.rings import subcases
+from tests.served import Served, serving
 from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
 
@@ -70,14 +75,17 @@ def ask(url: str, address: str) -> dict[str, str]:
 
 @contextmanager
 def receiving(spans: list[dict[str, Any]]) -> Iterator[str]:
-    """Run a receiver, and give its address; afterwards `spans` are those that it got."""
+    """Run a receiver, and give its address; afterwards `spans` are the spans and metrics that it got."""
     with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
-        assert receiver.stdout is not None
+        output: Any = receiver.stdout
+        port = int(output.readline())
+        reading = threading.Thread(target=lambda: spans.extend(map(json.loads, output)))  # the pipe may become full
+        reading.start()
         try:
-            yield f"http://127.0.0.1:{int(receiver.stdout.readline())}"
+            yield f"http://127.0.0.1:{port}"
         finally:
             receiver.terminate()
-        spans += [json.loads(line) for line in receiver.stdout]
+            reading.join()
 
 
 def test_spans_of_every_frontend_arrive() -> None:
@@ -107,6 +115,60 @@ def test_spans_of_every_frontend_arrive() -> None:
         (link,) = request["links"]
         (batch,) = [span for span in spans if [span["trace"], span["span"]] == link]
         assert [trace, request["span"]] in batch["links"] and batch["name"] == "batch simple"
+
+
+@subcases("fronts", ["1", "2"])
+def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str) -> None:
+    lines: list[dict[str, Any]] = []
+    with (
+        receiving(lines) as endpoint,
+        Served(
+            f"{SIMPLE}:Simple", "--fronts", fronts, "--trace-endpoint", endpoint, "--triton-metrics",
+            env={"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "300"},
+        ) as served,
+        httpx.Client(base_url=served.until_ready().url, timeout=60) as client,
+    ):  # fmt: skip
+        good = [client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}) for _ in range(5)]
+        bad = client.post("/infer/simple", content=b"no JSON")
+        assert [each.status_code for each in [*good, bad]] == [200] * 5 + [400]
+        shown = client.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+    metrics = {each["name"]: each for each in lines if each["path"] == "/v1/metrics"}  # the last of each name
+    families = {each.name: each for each in openmetrics.text_string_to_metric_families(shown)}
+    filled = {name for name, each in families.items() if each.samples}
+    assert filled <= metrics.keys() and len(filled) > 20
+    requests = {each["labels"]["code"]: each["value"] for each in metrics["weir_requests"]["points"]}
+    assert requests == {"200": 5, "400": 1} and metrics["weir_requests"]["kind"] == "sum"
+    (times,) = metrics["weir_total_time_seconds"]["points"]
+    samples = families["weir_total_time_seconds"].samples
+    assert list(accumulate(times["counts"])) == [each.value for each in samples if each.name.endswith("_bucket")]
+    assert times["labels"] == {"model": "simple"} and times["sum"] == samples[-1].value
+    spans = {each["trace"] for each in lines if each["path"] == "/v1/traces"}
+    exemplars = {each.exemplar.labels["trace_id"] for each in samples if each.exemplar}
+    assert exemplars == set(times["traces"]) and exemplars and exemplars <= spans
+    units = [metrics[name]["unit"] for name in ("weir_total_time_seconds", "weir_held_bytes", "weir_requests")]
+    assert units == ["s", "By", ""] and metrics["nv_inference_count"]["kind"] == "gauge"
+    conventional = metrics["http.server.request.duration"]["points"]
+    by_status = {each["labels"]["http.response.status_code"]: sum(each["counts"]) for each in conventional}
+    assert by_status == {200: 5, 400: 1}
+    assert len({each["resource"]["service.instance.id"] for each in lines}) == 1
+
+
+def test_a_receiver_that_is_gone_costs_a_warning() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        gone = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        env = {
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": gone,
+            "OTEL_METRIC_EXPORT_INTERVAL": "100",
+        }
+        with serving(f"{SIMPLE}:Simple", env=env) as (served, client):
+            served.until_logged("Transient error .*exporting metrics batch")
+            assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
+            served.signal(signal.SIGTERM)
+            assert served.wait() == 0
 
 
 # A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own.

@@ -20,7 +20,7 @@ from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded, SettingsError
 from weir.messages import Form, child_of
 from weir.serving.service import Service
-from weir.telemetry import TelemetrySettings, open_tracing
+from weir.telemetry import TelemetrySettings, open_metric_exporters, open_tracing
 from weir.telemetry.tracing import Tracing, make_tracing
 from weir.testing import FakeExecutor
 
@@ -287,6 +287,26 @@ def test_nothing_is_sent_where_it_is_disabled(monkeypatch: pytest.MonkeyPatch) -
     assert open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir") == []
 
 
+@subcases("names", [None, "", "none", "prometheus", "none, prometheus"])
+def test_metrics_are_sent_only_where_an_exporter_is_named(names: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if names is not None:
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", names)
+    assert open_metric_exporters() == []
+
+
+@subcases(
+    ("names", "protocol", "missing"),
+    [("nowhere", "", "nowhere"), ("console,x", "", "x"), ("otlp", "grpc", "otlp_proto_grpc")],
+)
+def test_an_exporter_that_is_not_installed_is_refused_by_name(
+    names: str, protocol: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", names)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    with pytest.raises(SettingsError, match=f"OTEL_METRICS_EXPORTER='{names}': .* exporter '{missing}'"):
+        open_metric_exporters()
+
+
 @pytest.mark.parametrize(
     "missing", ["opentelemetry.sdk.resources", "opentelemetry.exporter.otlp.proto.http.trace_exporter"]
 )
@@ -294,7 +314,10 @@ def test_without_its_library_the_setting_is_refused(missing: str, monkeypatch: p
     monkeypatch.setitem(sys.modules, missing, None)
     if "sdk" in missing:
         monkeypatch.delitem(sys.modules, "weir.telemetry.tracing")  # it has loaded it
-    with pytest.raises(
-        SettingsError, match=r"needs opentelemetry-sdk and its OTLP .*pip install 'weir-serving\[tracing"
-    ):
+    with pytest.raises(SettingsError, match=r"needs opentelemetry-sdk and its OTLP .*pip install 'weir-serving\[otel"):
         open_tracing(TelemetrySettings(trace_endpoint="http://localhost:1"), "weir")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    monkeypatch.delitem(sys.modules, "weir.telemetry.otlp", raising=False)
+    with pytest.raises(SettingsError, match=r"OTEL_METRICS_EXPORTER='otlp': needs .*'weir-serving\[otel"):
+        open_metric_exporters()

@@ -1,16 +1,19 @@
 """Reports what a server does: one recorder of events, the metrics that are views of it, logs and traces. It decides
-nothing. Here are the settings of metrics, logs, traces and recordings, and the start of tracing.
+nothing. Here are the settings of metrics, logs, traces and recordings, and the start of what OpenTelemetry needs.
 """
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weir.config import Checked, Rule, one_of, setting
 from weir.errors import SettingsError, add_extra
 
 if TYPE_CHECKING:
+    from weir.telemetry.recorder import Metrics
     from weir.telemetry.tracing import Tracing
 
 
@@ -50,15 +53,15 @@ class TelemetrySettings(Checked):
     )
 
 
-def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":
+def open_tracing(settings: TelemetrySettings, service_name: str, metrics: "Metrics | None" = None) -> "list[Tracing]":
     """Return the observer that makes spans, in a list, if the settings name a receiver and the environment does not disable it; else an empty
-    list.
+    list. `metrics` get its exemplars.
 
     Raises SettingsError if a library for it is not installed.
     """
     if settings.trace_endpoint is None:
         return []
-    try:
+    with _library_for(f"trace_endpoint={settings.trace_endpoint!r}"):
         try:
             from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
         except ValueError as error:  # that library looks for propagators when it is imported
@@ -66,15 +69,33 @@ def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracin
                 f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r}: {error} (opentelemetry-propagator-b3, for one, has b3)"
             ) from error
 
-        tracing = make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)
+        exemplars = None if metrics is None else metrics.exemplars
+        tracing = make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name, exemplars)
         if tracing.enabled:
             return [tracing]
         with tracing:  # ends its thread
             return []
+
+
+def open_metric_exporters() -> list[Any]:
+    """Return the exporters of metrics that OTEL_METRICS_EXPORTER names. Raises SettingsError if one is not installed."""
+    names = os.environ.get("OTEL_METRICS_EXPORTER", "none")
+    if names == "none":
+        return []
+    with _library_for(f"OTEL_METRICS_EXPORTER={names!r}"):
+        from weir.telemetry.otlp import exporters_of
+
+        return exporters_of(names)
+
+
+@contextmanager
+def _library_for(setting: str) -> Iterator[None]:
+    """Raise SettingsError if OpenTelemetry's library, which `setting` needs, is not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
             raise
         raise SettingsError(
-            f"trace_endpoint={settings.trace_endpoint!r}: needs opentelemetry-sdk and its OTLP exporter, which are not "
-            f"installed ({error}); {add_extra('tracing')}"
+            f"{setting}: needs opentelemetry-sdk and its OTLP exporter, which are not installed ({error}); {add_extra('otel')}"
         ) from error

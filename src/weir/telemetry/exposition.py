@@ -21,7 +21,7 @@ from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, 
 from weir.messages import Reason, label_of, parts_of
 from weir.metrics import COUNTER, GAUGE, Change, Definition, Values
 from weir.telemetry.output import LOST
-from weir.telemetry.recorder import Histogram, Metrics, Recorder
+from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
 
 logger = logging.getLogger("weir")
 
@@ -122,6 +122,18 @@ class Exposition(Collector):
         self._shared = SharedCounts(self.registry, Path(folder))
         return self._shared
 
+    def durations(self) -> Mapping[tuple[str, str, str], Histogram]:
+        """Return the times in seconds from arrival to end of all requests except bulk work, by model, frontend and code. Those
+        that were refused before they were queued are in the first interval.
+        """
+        found: defaultdict[tuple[str, str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
+        for model, record in self._metrics.models.items():
+            for (frontend, kind), histogram in record.totals.items():
+                found[model, frontend, self._code_of(frontend, kind)].add(histogram)
+        for (model, frontend, kind), count in self._metrics.refused_requests.items():
+            found[model, frontend, self._code_of(frontend, kind)].counts[0] += count
+        return found
+
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
         states = self._read_states()
@@ -201,7 +213,10 @@ class Exposition(Collector):
             family = HistogramMetricFamily(name, text, labels=["model"])
             for model, record in records:
                 histogram: Histogram = getattr(record, attribute)
-                family.add_metric((model,), histogram.cumulative(), histogram.sum)
+                exemplars = self._metrics.exemplars.get(model, {}) if attribute == "total" else {}
+                counts = enumerate(histogram.cumulative())
+                buckets = [(*each, exemplars[index]) if index in exemplars else each for index, each in counts]
+                family.add_metric((model,), buckets, histogram.sum)
             yield family
 
 

@@ -10,8 +10,8 @@ import operator
 import time
 import weakref
 from bisect import bisect_left
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,8 @@ from weir.messages import Dispatch, Kind, Reason, Request, Timing, arrivals_of
 from weir.metrics import MetricReport, ReportedMetrics
 
 if TYPE_CHECKING:
+    from prometheus_client.samples import Exemplar
+
     from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
 
@@ -28,6 +30,10 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 # Bulk work may wait for hours.
 BULK_SECONDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86400.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+# By a model's label and the index of an interval of SECONDS: a traced request that took so long.
+Exemplars = dict[str, dict[int, "Exemplar"]]
 
 
 class Histogram:
@@ -167,25 +173,26 @@ class Steps:
         return {name: total(self.count, seconds) for name, seconds in zip(names, self.seconds, strict=True)}
 
 
-Outcome = tuple[str, str, type[WeirError] | None]  # model, frontend, and the error or None
+End = tuple[str, type[WeirError] | None]  # of a request: its frontend, and the error or None
+Outcome = tuple[str, str, type[WeirError] | None]  # its model, and its End
 
 
 class Recorder(SilentObserver):
     """An Observer that counts everything that happens to the requests of one service, once.
 
-    Without `detailed`, the histograms only add up, and the accepted requests in `ended` stay empty. Only metrics show
-    them, and a service without metrics shall not pay for them. `time_of_day` returns seconds since 1970.
+    Without `detailed`, the histograms only add up. Only metrics show them, and a service without metrics shall not pay for
+    them. `time_of_day` returns seconds since 1970.
 
     Attributes:
         batches: batches by Reason.
-        ended: requests that had their end, by (frontend, error or None).
-        refused_requests: those of them that never entered the queue.
+        refused_requests: requests that never entered the queue, by (frontend, error).
+        totals: histograms of the times in seconds from arrival to end of the others, except bulk work, by (frontend, error or None).
+        bulk_totals: the same of bulk work.
         bytes: [received, sent] by frontend.
         parts: responses of a streaming model.
         rows: histogram of rows per batch.
         bulk_rows: rows of bulk work that were dispatched.
-        bulk_total: histogram of the times in seconds of requests that are bulk work, from arrival to end.
-        queue, preprocess, predict, postprocess, total, first_part: histograms of times in seconds; bulk work does not count in `queue` and `total`.
+        queue, preprocess, predict, postprocess, first_part: histograms of times in seconds; bulk work does not count in `queue`.
         inference_count: rows that came back from a worker.
         execution_count: batches that came back; one that the worker ran again in halves counts once.
         success, fail: requests, and their time from arrival to end. A request whose caller left is neither.
@@ -197,21 +204,20 @@ class Recorder(SilentObserver):
 
     def __init__(self, time_of_day: Callable[[], float] = time.time, *, detailed: bool = True) -> None:
         self._time_of_day = time_of_day
-        self._detailed = detailed
         self.reported = ReportedMetrics()
         self.batches = [0] * len(Reason)
-        self.ended: defaultdict[tuple[str, type[WeirError] | None], int] = defaultdict(int)
         self.refused_requests: defaultdict[tuple[str, type[WeirError]], int] = defaultdict(int)
         self.bytes: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.parts = 0
         rows, seconds, bulk_seconds = (ROWS, SECONDS, BULK_SECONDS) if detailed else ((), (), ())
         self.rows = Histogram(rows)
-        self.queue, self.preprocess, self.predict, self.postprocess, self.total, self.first_part = (
-            Histogram(seconds) for _ in range(6)
+        self.queue, self.preprocess, self.predict, self.postprocess, self.first_part = (
+            Histogram(seconds) for _ in range(5)
         )
+        self.totals: defaultdict[End, Histogram] = defaultdict(lambda: Histogram(seconds))
+        self.bulk_totals: defaultdict[End, Histogram] = defaultdict(lambda: Histogram(bulk_seconds))
         self._steps = self.preprocess, self.predict, self.postprocess
         self.bulk_rows = 0
-        self.bulk_total = Histogram(bulk_seconds)
         self.inference_count = self.execution_count = 0
         self._last_inference = 0.0  # seconds since 1970
         self.success, self.fail, self.waited = Total(), Total(), Total()
@@ -220,9 +226,7 @@ class Recorder(SilentObserver):
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Count a request that never entered the queue."""
-        outcome = (frontend, type(error))
-        self.ended[outcome] += 1
-        self.refused_requests[outcome] += 1
+        self.refused_requests[frontend, type(error)] += 1
         self.fail.add(1, 0.0)
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
@@ -246,29 +250,25 @@ class Recorder(SilentObserver):
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
-        spent = (
-            self._spent_by_class(requests, now)
-            if self.bulk_rows
-            else self.total.observe_ages(arrivals_of(requests), now)
-        )
+        first = requests[0].form.frontend
+        frontends = [first] if count == 1 else [request.form.frontend for request in requests]
+        if self.bulk_rows or frontends.count(first) < count:
+            spent = self._spent_by_class(requests, kind, now)
+        else:
+            spent = self.totals[first, kind].observe_ages(arrivals_of(requests), now)
         if error is None or not isinstance(error, Cancelled):
             ends = self.success if error is None else self.fail
             ends.count += count
             ends.seconds += spent
-        if not self._detailed:
-            return
-        first = requests[0].form.frontend
-        frontends = [first] if count == 1 else [request.form.frontend for request in requests]
-        if frontends.count(first) == count:
-            self.ended[first, kind] += count
-        else:
-            for frontend in set(frontends):
-                self.ended[frontend, kind] += frontends.count(frontend)
 
-    def _spent_by_class(self, requests: Sequence[Request], now: float) -> float:
-        interactive, bulk = _interactive(requests), [request for request in requests if request.form.priority < 0]
-        spent = self.total.observe_ages(arrivals_of(interactive), now) if interactive else 0.0
-        return spent + self.bulk_total.observe_ages(arrivals_of(bulk), now) if bulk else spent
+    def _spent_by_class(self, requests: Sequence[Request], kind: type[WeirError] | None, now: float) -> float:
+        found: defaultdict[tuple[bool, str], list[Request]] = defaultdict(list)
+        for request in requests:
+            found[request.form.priority < 0, request.form.frontend].append(request)
+        return sum(
+            (self.bulk_totals if bulk else self.totals)[frontend, kind].observe_ages(arrivals_of(members), now)
+            for (bulk, frontend), members in found.items()
+        )
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         """Count responses of a streaming model, and the time until the first response of each request."""
@@ -307,9 +307,27 @@ class Recorder(SilentObserver):
             self.reported.forget(worker)
 
     @property
+    def ended(self) -> Counter[End]:
+        """Requests that had their end, those refused included."""
+        found = Counter[End](self.refused_requests)
+        for end, histogram in (*self.totals.items(), *self.bulk_totals.items()):
+            found[end] += histogram.count
+        return found
+
+    @property
+    def total(self) -> Histogram:
+        """The histogram of all `totals`."""
+        return _sum_of(self.totals, SECONDS)
+
+    @property
+    def bulk_total(self) -> Histogram:
+        """The histogram of all `bulk_totals`."""
+        return _sum_of(self.bulk_totals, BULK_SECONDS)
+
+    @property
     def ran(self) -> bool:
         """Whether a batch was dispatched, or an accepted request had its end."""
-        return any(self.batches) or bool(self.success.count or self.total.count or self.parts or self.execution_count)
+        return any(self.batches) or bool(self.success.count or self.totals or self.parts or self.execution_count)
 
     def add(self, other: "Recorder") -> None:
         """Add the counts of `other`, as far as /metrics shows them."""
@@ -317,10 +335,11 @@ class Recorder(SilentObserver):
         self.parts += other.parts
         self.bulk_rows += other.bulk_rows
         self.execution_count += other.execution_count
-        for name in ("rows", "queue", "preprocess", "predict", "postprocess", "total", "first_part", "bulk_total"):
+        for name in ("rows", "queue", "preprocess", "predict", "postprocess", "first_part"):
             getattr(self, name).add(getattr(other, name))
-        for outcome, count in other.ended.items():
-            self.ended[outcome] += count
+        for name in ("totals", "bulk_totals"):
+            for end, histogram in getattr(other, name).items():
+                getattr(self, name)[end].add(histogram)
         for refusal, count in other.refused_requests.items():
             self.refused_requests[refusal] += count
         for frontend, (received, sent) in other.bytes.items():
@@ -354,6 +373,7 @@ class Metrics(SilentObserver):
         self._own: defaultdict[str, Recorder] = defaultdict(Recorder)
         self._attached: dict[str, list[Recorder]] = {}
         self._left: deque[tuple[str, Recorder]] = deque()
+        self.exemplars: Exemplars = {}
 
     def attach(self, label: str, recorder: Recorder, owner: object) -> None:
         """Show the counts of `recorder` as those of the model `label`. They are kept when `owner` is gone."""
@@ -434,6 +454,13 @@ class Metrics(SilentObserver):
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Record the bytes of a request body and of its response."""
         self._own[model].transferred(model, frontend, received_bytes, sent_bytes)
+
+
+def _sum_of(histograms: Mapping[End, Histogram], bounds: Sequence[float]) -> Histogram:
+    found = Histogram(bounds)
+    for each in list(histograms.values()):
+        found.add(each)
+    return found
 
 
 def _interactive(requests: Sequence[Request]) -> list[Request]:

@@ -7,6 +7,8 @@ Requests and batches link to each other both ways, because neither is the parent
 import logging
 import random
 import time
+import uuid
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -28,11 +30,12 @@ from opentelemetry.trace import (
     TraceFlags,
     TraceState,
 )
+from prometheus_client.samples import Exemplar
 
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace
-from weir.telemetry.recorder import SilentObserver
+from weir.telemetry.recorder import SECONDS, Exemplars, SilentObserver
 
 logger = logging.getLogger("weir")
 
@@ -51,15 +54,23 @@ class Tracing(SilentObserver):
         ratio: the share, 0 to 1, of requests that are recorded, of those whose callers have not decided; None: as OTEL_TRACES_SAMPLER
             says, or all.
         service_name: the name of the service in the spans, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES state one.
+        exemplars: where the latest span of each model and each interval of SECONDS is noted.
     """
 
-    def __init__(self, processor: SpanProcessor, *, ratio: float | None = None, service_name: str = "weir") -> None:
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        *,
+        ratio: float | None = None,
+        service_name: str = "weir",
+        exemplars: Exemplars | None = None,
+    ) -> None:
         self._processor = processor
-        named = OTELResourceDetector().detect().attributes.get("service.name", service_name)
+        self._exemplars: Exemplars = {} if exemplars is None else exemplars
         # The SDK reads the environment as it does for any program: what is disabled, which sampler decides, and the resource.
         provider = TracerProvider(
             None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
-            Resource.create({"service.name": named, "service.version": __version__}),
+            make_resource(service_name),
             shutdown_on_exit=False,
         )
         self._sampler = provider.sampler
@@ -187,10 +198,19 @@ class Tracing(SilentObserver):
         own = self._whole(f"infer {model}", trace, whole, attributes, error, inside=inside, links=links)
         left = now if trace.dispatched is None else trace.dispatched
         self._child("queue", own, whole._replace(end=left))
+        if request.form.priority >= 0:
+            self._keep(model, own, whole)
         if trace.dispatched is not None:
             self._child("compute", own, whole._replace(start=left), links=links)
         if isinstance(error, ModelError):
             logger.warning("request failed", extra={"model": model, "error": error.message, "trace_id": trace.name})
+
+    def _keep(self, model: str, own: SpanContext, whole: "_Interval") -> None:
+        """Let a request with this span be an example of its time in the metrics of `model`."""
+        spent = whole.end - whole.start
+        ids = {"trace_id": f"{own.trace_id:032x}", "span_id": f"{own.span_id:016x}"}
+        ended = 1e-9 * whole.epoch_ns + whole.end
+        self._exemplars.setdefault(model, {})[bisect_left(SECONDS, spent)] = Exemplar(ids, spent, ended)
 
     def _whole(
         self,
@@ -270,17 +290,27 @@ class _Interval(NamedTuple):
     epoch_ns: int
 
 
-def make_tracing(endpoint: str, ratio: float | None, service_name: str) -> Tracing:
+_INSTANCE = str(uuid.uuid4())  # what this process calls itself
+
+
+def make_resource(service_name: str) -> Resource:
+    """Return what the spans and metrics of this process are of, as far as OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME do not say."""
+    own = {"service.name": service_name, "service.instance.id": _INSTANCE, "service.version": __version__}
+    return Resource.create({**own, **OTELResourceDetector().detect().attributes})
+
+
+def make_tracing(endpoint: str, ratio: float | None, service_name: str, exemplars: Exemplars | None = None) -> Tracing:
     """Return a Tracing that sends its spans, in batches and from a thread of its own, to an OTLP receiver over HTTP.
 
-    `endpoint` is its URL; without a path, /v1/traces is added. `ratio` and `service_name` are as in Tracing.
+    `endpoint` is its URL; without a path, /v1/traces is added. The other arguments are as in Tracing.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     base, slashes, rest = endpoint.partition("://")
     url = endpoint if "/" in rest.rstrip("/") else f"{base}{slashes}{rest.rstrip('/')}/v1/traces"
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter(url)), ratio=ratio, service_name=service_name)
+    processor = BatchSpanProcessor(OTLPSpanExporter(url))
+    return Tracing(processor, ratio=ratio, service_name=service_name, exemplars=exemplars)
 
 
 def _recorded(request: Any) -> Trace | None:

@@ -1,0 +1,204 @@
+"""Sends the metrics of exposition.py, as they are there, to the receivers of OpenTelemetry that the environment names.
+
+Nothing is counted twice: the SDK calls at intervals, and each family of Prometheus becomes a metric of the same name, whose unit follows
+from that name. The conversion is the one of OpenTelemetry's specification, "Prometheus and OpenMetrics Compatibility".
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import entry_points
+from itertools import groupby, pairwise
+from typing import Any
+
+from opentelemetry.metrics import Observation
+from opentelemetry.sdk.metrics import Exemplar, MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    PeriodicExportingMetricReader,
+    Sum,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.samples import Sample
+
+from weir._version import __version__
+from weir.errors import SettingsError
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.recorder import Histogram as Counts
+from weir.telemetry.tracing import make_resource
+
+logger = logging.getLogger("weir")
+
+FLUSH_TIME = 3.0  # seconds that the last metrics may take at the end of a server
+
+_CUMULATIVE = AggregationTemporality.CUMULATIVE
+_UNITS = {"seconds": "s", "bytes": "By", "watts": "W"}  # by the last word of a name
+_PULLED = ("", "none", "prometheus")  # Prometheus reads /metrics
+_UNKNOWN: Any = None  # which the SDK leaves out
+# By frontend: the metric that OpenTelemetry's conventions for HTTP and for generative AI have for its requests, with its description, its labels, and
+# the name of the label for the model.
+_CONVENTIONS = {
+    "http": (
+        "http.server.request.duration",
+        "Duration of requests to models.",
+        {"http.request.method": "POST"},
+        "weir.model",
+    ),
+    "openai": (
+        "gen_ai.server.request.duration",
+        "Duration of requests, one for each text.",
+        {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir"},
+        "gen_ai.request.model",
+    ),
+}
+
+
+def exporters_of(names: str) -> list[MetricExporter]:
+    """Return the exporters that OTEL_METRICS_EXPORTER names, separated by commas; `otlp` speaks protobuf over HTTP unless
+    OTEL_EXPORTER_OTLP_PROTOCOL states `grpc`.
+
+    Raises SettingsError for one that is not installed.
+    """
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or protocol or "http/protobuf"
+    found = []
+    for name in map(str.strip, names.split(",")):
+        if name in _PULLED:
+            continue
+        wanted = f"otlp_proto_{protocol.partition('/')[0]}" if name == "otlp" else name
+        points = entry_points(group="opentelemetry_metrics_exporter", name=wanted)
+        if not points:
+            raise SettingsError(
+                f"OTEL_METRICS_EXPORTER={names!r}: no installed package has the exporter {wanted!r} "
+                f"(opentelemetry-exporter-{wanted.replace('_', '-')}, for one, may have it)"
+            )
+        found.append(next(iter(points)).load()())
+    return found
+
+
+@asynccontextmanager
+async def pushing(
+    exposition: Exposition, exporters: Sequence[MetricExporter], service_name: str, scheme: str
+) -> AsyncIterator[None]:
+    """While the block runs, send the metrics of `exposition` at intervals of OTEL_METRIC_EXPORT_INTERVAL, and once more at its end.
+
+    The SDK has a thread for each of `exporters`; the metrics are read on the event loop. `scheme` is that of the server's URLs.
+    """
+    loop = asyncio.get_running_loop()
+    readers = [PeriodicExportingMetricReader(_Joining(each, exposition, scheme, loop)) for each in exporters]
+    provider = MeterProvider(readers, make_resource(service_name), shutdown_on_exit=False)
+    began = time.monotonic()
+    # The SDK calls an exporter only if it has an instrument itself.
+    provider.get_meter("weir", __version__).create_observable_gauge(
+        "process.uptime", [lambda _: [Observation(time.monotonic() - began)]], "s", "Time since the server's start."
+    )
+    try:
+        yield
+    finally:
+        try:
+            await asyncio.to_thread(provider.shutdown, 1000.0 * FLUSH_TIME)
+        except Exception as error:  # the SDK has no narrower one
+            logger.warning("the last metrics were not sent to all receivers: %s", error)
+
+
+class _Joining(MetricExporter):
+    """Passes on to `exporter` what the SDK has collected, and with it what `exposition` shows."""
+
+    def __init__(
+        self, exporter: MetricExporter, exposition: Exposition, scheme: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__()
+        self._exporter = exporter
+        self._exposition = exposition
+        self._scheme = scheme
+        self._loop = loop
+        self._since = time.time_ns()
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
+        """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
+        reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+        (resource,) = metrics_data.resource_metrics
+        (scope,) = resource.scope_metrics
+        scope = replace(scope, metrics=[*scope.metrics, *reading.result(1e-3 * timeout_millis)])
+        return self._exporter.export(MetricsData([replace(resource, scope_metrics=[scope])]), timeout_millis)
+
+    async def _read(self) -> list[Metric]:
+        now, families = time.time_ns(), self._exposition.registry.collect()
+        shown = [_metric(family, (self._since, now)) for family in families if family.samples]
+        return [*shown, *self._conventional(now)]
+
+    def _conventional(self, now: int) -> Iterator[Metric]:
+        """Yield the response times under the names of OpenTelemetry's conventions."""
+        durations = self._exposition.durations().items()
+        for frontend, (name, text, labels, of_model) in _CONVENTIONS.items():
+            labels = {**labels, "url.scheme": self._scheme}
+            points = [
+                _point({**labels, of_model: model, **_outcome(code)}, (self._since, now), times)
+                for (model, of, code), times in durations
+                if of == frontend
+            ]
+            if points:
+                yield Metric(name, text, "s", Histogram(points, _CUMULATIVE))
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        """Wait until everything was sent."""
+        return self._exporter.force_flush(timeout_millis)
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
+        """End the exporter."""
+        self._exporter.shutdown(timeout_millis)
+
+
+def _outcome(code: str) -> dict[str, int | str]:
+    return {"http.response.status_code": int(code), **({"error.type": code} if code >= "500" else {})}
+
+
+def _metric(family: Family, interval: tuple[int, int]) -> Metric:
+    """Return `family` as the SDK has it, with counts from the start to the end of `interval` (nanoseconds since 1970)."""
+    data: Histogram | Sum | Gauge
+    if family.type == "histogram":
+        series = groupby(family.samples, _without_bound)
+        data = Histogram([_histogram(labels, list(each), interval) for labels, each in series], _CUMULATIVE)
+    else:
+        points = [NumberDataPoint(each.labels, *interval, float(each.value)) for each in family.samples]
+        data = Sum(points, _CUMULATIVE, is_monotonic=True) if family.type == "counter" else Gauge(points)
+    return Metric(family.name, family.documentation, _UNITS.get(family.name.rpartition("_")[2], ""), data)
+
+
+def _without_bound(sample: Sample) -> dict[str, str]:
+    return {name: text for name, text in sample.labels.items() if name != "le"}
+
+
+def _histogram(labels: Mapping[str, str], series: Sequence[Sample], interval: tuple[int, int]) -> HistogramDataPoint:
+    buckets = [each for each in series if each.name.endswith("_bucket")]
+    times = Counts([float(each.labels["le"]) for each in buckets[:-1]])
+    times.counts = [int(after - before) for before, after in pairwise([0.0, *[each.value for each in buckets]])]
+    times.sum = next(each.value for each in series if each.name.endswith("_sum"))
+    return _point(labels, interval, times, list(_exemplars(buckets)))
+
+
+def _point(
+    labels: Mapping[str, str | int], interval: tuple[int, int], times: Counts, exemplars: Sequence[Exemplar] = ()
+) -> HistogramDataPoint:
+    return HistogramDataPoint(
+        labels, *interval, times.count, times.sum, times.counts, times.bounds, _UNKNOWN, _UNKNOWN, exemplars
+    )
+
+
+def _exemplars(buckets: Iterable[Sample]) -> Iterator[Exemplar]:
+    for each in buckets:
+        if (found := each.exemplar) is not None and found.timestamp is not None:
+            trace, span = (int(found.labels[name], 16) for name in ("trace_id", "span_id"))
+            yield Exemplar({}, found.value, int(1e9 * float(found.timestamp)), span, trace)
