@@ -12,7 +12,7 @@ from weir.catalog.registry import Registry
 from weir.errors import ModelNotFound, Unsupported, WeirError
 from weir.protocols import HttpSettings
 from weir.protocols.exchange import EventSource, Exchange
-from weir.protocols.native import RequestHead, items_answer, read_head_for
+from weir.protocols.native import RequestHead, items_http_response, read_head_for
 from weir.protocols.response import HttpResponse
 from weir.serving.service import Service
 from weir.wire.status import http_code
@@ -45,10 +45,10 @@ class TorchServe:
         except WeirError:
             return None
 
-    async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
+    async def respond(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
         """Have the item computed, in a batch with others, and return its answer."""
         response = await exchange.infer_items(head, body)
-        return items_answer(head, response, response.write())
+        return items_http_response(head, response, response.write())
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
         """Refuse: this form has one answer."""
@@ -56,7 +56,7 @@ class TorchServe:
             Unsupported(f"model {head.service.facts.name!r} streams its responses, but this call returns one")
         )
 
-    def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
+    def error_response(self, error: BaseException, service: Service | None) -> HttpResponse:
         """Write an error in TorchServe's words."""
         code = http_code(error)
         kind = "ModelNotFoundException" if isinstance(error, ModelNotFound) else "InternalServerException"

@@ -162,20 +162,20 @@ class Request(Protocol):
         which `fail` is called with that error."""
 
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver the (last) response: a value, encoded bytes or a Block; or NO_ANSWER if the last part of a streaming model has
+        """Deliver the (last) response: a value, encoded bytes or a Block; or NO_RESPONSE if the last part of a streaming model has
         already been delivered. For ITEMS it is a list, with a WeirError in the place of a failed item."""
 
     def fail(self, error: WeirError) -> None:
         """Deliver the error that ends the whole request."""
 
 
-class NoAnswer(Enum):
-    """The type of NO_ANSWER."""
+class NoResponse(Enum):
+    """The type of NO_RESPONSE."""
 
-    NO_ANSWER = "no further answer"
+    NO_RESPONSE = "no further answer"
 
 
-NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming request whose last response was a part
+NO_RESPONSE = NoResponse.NO_RESPONSE  # the argument of `finish` for a streaming request whose last response was a part
 
 
 def arrivals_of(requests: Sequence[Request]) -> list[float]:

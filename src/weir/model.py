@@ -98,7 +98,7 @@ class Example(NamedTuple):
 class Last(NamedTuple):
     """The last result of an item, as the `predict` of a streaming model may yield it."""
 
-    answer: Any
+    result: Any
 
 
 class Model:
@@ -254,7 +254,7 @@ class Model:
 
         For a streaming model, this is a generator. It gets the list of preprocessed items (for a tensor model, a list of dicts of
         arrays, one per request) and yields dicts with the results to give now, by index in that list. An item may have any number
-        of results. `Last(answer)` is an item's last result, and a WeirError ends that item only; when `predict` returns, all other
+        of results. `Last(result)` is an item's last result, and a WeirError ends that item only; when `predict` returns, all other
         items end too. Each `yield` returns a frozenset of the indices of items that have ended, by `Last`, by an error or because
         their readers have left. Compute nothing more for them: further results for them are dropped. When no item is left, the
         generator is closed (GeneratorExit). An exception after the first `yield` is a ModelError of all items that have not ended;

@@ -18,7 +18,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, Batch, Dispatch, Events, Form, Kind, Observer, Request, Timing
 from weir.workers.executor import Block, Listener, free_index
 
-Answer = Callable[[list[Any]], list[Any]]
+Predict = Callable[[list[Any]], list[Any]]
 
 
 class FakeClock:
@@ -83,7 +83,7 @@ class FakeExecutor:
 
     With `answer`, a function from a list of decoded items to a list of responses, each batch is answered in the next turn of the
     event loop. JSON and msgpack payloads are decoded, and responses are encoded as each request accepts them. A response that is a
-    WeirError fails only its entry. Without `answer`, the test must call `answer_next`, `reply`, `lose` and `end`.
+    WeirError fails only its entry. Without `answer`, the test must call `respond_next`, `reply`, `lose` and `end`.
 
     Attributes:
         batches: all batches so far, each with its worker.
@@ -95,7 +95,7 @@ class FakeExecutor:
     """
 
     def __init__(
-        self, answer: Answer | None = None, *, workers: int = 1, places: int = 1, start_error: Exception | None = None
+        self, predict: Predict | None = None, *, workers: int = 1, places: int = 1, start_error: Exception | None = None
     ) -> None:
         self.batches: list[tuple[int, Batch]] = []
         self.pending: list[tuple[int, Batch]] = []
@@ -104,7 +104,7 @@ class FakeExecutor:
         self.give_blocks = False
         self.started = False
         self.stopped = False
-        self._answer = answer
+        self._predict = predict
         self._places = places
         self._start_error = start_error
         self._states = {index: FakeWorkerState(index) for index in range(workers)}
@@ -136,8 +136,8 @@ class FakeExecutor:
         self.batches.append((worker, batch))
         self.pending.append((worker, batch))
         self._states[worker].in_flight += 1
-        if self._answer is not None:
-            asyncio.get_running_loop().call_soon(self._answer_now, worker, batch)
+        if self._predict is not None:
+            asyncio.get_running_loop().call_soon(self._respond_now, worker, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Record the arguments."""
@@ -181,10 +181,10 @@ class FakeExecutor:
 
     # Called by the test.
 
-    def answer_next(self, answer: Answer) -> None:
+    def respond_next(self, predict: Predict) -> None:
         """Answer the oldest pending batch with the result of `answer` for its payloads, which are not decoded."""
         worker, batch = self.pending[0]
-        self.reply(worker, whole(batch.batch_id, answer(batch.payloads)))
+        self.reply(worker, whole(batch.batch_id, predict(batch.payloads)))
 
     def reply(self, worker: int, events: Events) -> None:
         """Report `events` of a batch of `worker`."""
@@ -219,11 +219,11 @@ class FakeExecutor:
             raise RuntimeError("this FakeExecutor has not been started")
         return self._listener
 
-    def _answer_now(self, worker: int, batch: Batch) -> None:
-        if self._answer is None or not any(batch is pending for _, pending in self.pending):
+    def _respond_now(self, worker: int, batch: Batch) -> None:
+        if self._predict is None or not any(batch is pending for _, pending in self.pending):
             return
         items = [decoded(payload, _nth(batch.content_types, index)) for index, payload in enumerate(batch.payloads)]
-        outputs = [encoded(value, _nth(batch.accepts, index)) for index, value in enumerate(self._answer(items))]
+        outputs = [encoded(value, _nth(batch.accepts, index)) for index, value in enumerate(self._predict(items))]
         self.reply(worker, whole(batch.batch_id, outputs))
 
     def _forget(self, batch_id: int) -> None:
@@ -300,7 +300,7 @@ class RecordingObserver(Observer):
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str, WeirError]] = []
         self.dispatches: list[Dispatch] = []
-        self.answers: list[tuple[list[Request], WeirError | None, float]] = []
+        self.responses: list[tuple[list[Request], WeirError | None, float]] = []
         self.streams: list[tuple[list[Request], list[Request], float]] = []
         self.timings: list[tuple[Dispatch, Timing]] = []
         self.failures: list[tuple[str, list[ModelError]]] = []
@@ -314,7 +314,7 @@ class RecordingObserver(Observer):
         self.dispatches.append(dispatch)
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        self.answers.append((list(requests), error, now))
+        self.responses.append((list(requests), error, now))
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         self.streams.append((list(requests), list(firsts), now))
@@ -334,7 +334,7 @@ class RecordingObserver(Observer):
     @property
     def ends(self) -> int:
         """The number of requests that have ended."""
-        return sum(len(requests) for requests, _, _ in self.answers)
+        return sum(len(requests) for requests, _, _ in self.responses)
 
 
 def whole(batch_id: int, outputs: list[Any]) -> Events:

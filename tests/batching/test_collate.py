@@ -7,7 +7,7 @@ from tests.rings import subcases
 from weir.batching.collate import Lost, deliver, dropped_in, entries_of, fail_entries, is_done, responses_in, to_batch
 from weir.batching.request_state import gathered
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
-from weir.messages import JSON, NO_ANSWER, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
+from weir.messages import JSON, NO_RESPONSE, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
 
 
 def tensors(rows: int) -> Asked:
@@ -91,7 +91,7 @@ def test_the_answers_of_a_streaming_model() -> None:
     assert responses_in(cut, Events(1, ["late"], indices=[1], final=False)) == ([], [], [], [])
     final = Events(1, [b"", b""], indices=[0, 3], kinds=[EventKind.END] * 2)
     assert responses_in(cut, final) == ([], [], [], [])
-    assert deliver(cut, final) == [(requests[0], NO_ANSWER), (requests[3], NO_ANSWER)]
+    assert deliver(cut, final) == [(requests[0], NO_RESPONSE), (requests[3], NO_RESPONSE)]
 
 
 def test_outputs_that_nobody_gets() -> None:

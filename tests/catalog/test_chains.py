@@ -101,7 +101,7 @@ async def test_no_more_items_are_in_all_steps_together_than_the_capacity() -> No
             await chain.infer(9, backpressure=False)
         assert sum(slow.sizes) == 3
         while not all(call.done() for call in calls):
-            slow.answer_next(Negate().predict)
+            slow.respond_next(Negate().predict)
             await turns(20)
         assert [call.result() for call in calls] == [0, -2, -4, -6, -8]
     assert Chain(["double"], name="other").facts.batching.capacity == 4096

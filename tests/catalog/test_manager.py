@@ -119,7 +119,7 @@ async def test_while_the_default_version_is_unloaded_another_one_answers(monkeyp
     with pytest.raises(weir.Draining):
         await shop.ask("one", "2")
     assert await shop.states() == {"one/1": "READY", "one/2": "UNLOADING"}
-    held.answer_next(lambda batch: ["b" for _ in batch])
+    held.respond_next(lambda batch: ["b" for _ in batch])
     assert await accepted == "b"
     await unloading
     assert (await shop.ask("one"), await shop.states()) == ("a", {"one/1": "READY"})
@@ -237,7 +237,7 @@ async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
         shop = Workshop(a={"": "one"})
         await shop.manager.load_model("a")
         former, service = shop.executors[0], shop.registry.get("a")
-        former._answer = None
+        former._predict = None
         call = service.infer(0)
         await turns()
         changed = asyncio.ensure_future(getattr(shop.manager, change)("a"))
@@ -248,7 +248,7 @@ async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
         await turns()
         assert not call.done()
         assert not drained.done()
-        former.answer_next(lambda batch: ["one" for _ in batch])
+        former.respond_next(lambda batch: ["one" for _ in batch])
         await drained
         assert await call == "one"
         with pytest.raises(weir.Draining):

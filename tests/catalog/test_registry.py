@@ -196,7 +196,7 @@ async def test_all_models_drain_at_the_same_time() -> None:
     assert registry.not_ready_reasons == {"0": "draining", "1": "draining"}
     for executor in executors:
         assert not draining.done()
-        executor.answer_next(squares)
+        executor.respond_next(squares)
     await draining
     assert not executors[0].stopped
     assert await asyncio.gather(*calls) == [9, 9]

@@ -154,7 +154,7 @@ class House:
     async def finish(self, name: str, number: int = 0) -> None:
         """Have the executor of that number of the model answer its batch, once it has one."""
         await until(lambda: any(each.pending for each in self.executors.get(name, [])[number:]))
-        self.executors[name][number].answer_next(lambda batch: [[name, item] for item in batch])
+        self.executors[name][number].respond_next(lambda batch: [[name, item] for item in batch])
 
     def running(self) -> list[str]:
         """The names of the models whose workers run."""

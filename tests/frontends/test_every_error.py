@@ -260,9 +260,9 @@ def test_the_observers_hear_of_each_error_once(channel: str) -> None:
     registry = Registry([Service(Measured, executor="inline", observers=[observer])])
     with running(channel, registry, HttpSettings(port=0)) as server:
         for path, body, heard in HEARD:
-            for notes in (observer.refusals, observer.failures, observer.answers):
+            for notes in (observer.refusals, observer.failures, observer.responses):
                 notes.clear()
             server.client.post(path, json=body, timeout=60)
             failures = [error for _, failed in observer.failures for error in failed]
-            ends = [error for _, error, _ in observer.answers if error is not None]
+            ends = [error for _, error, _ in observer.responses if error is not None]
             assert (len(observer.refusals), len(failures), len(ends)) == heard, (path, body)

@@ -66,7 +66,7 @@ async def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
         }  # fmt: skip
         assert await answers(other) == [1, 2]
         assert sum(dispatch.rows for dispatch in server.observer.dispatches) == 4
-        frontends = {request.form.frontend for requests, _, _ in server.observer.answers for request in requests}
+        frontends = {request.form.frontend for requests, _, _ in server.observer.responses for request in requests}
         assert frontends == {"websocket"}
 
 
@@ -143,7 +143,7 @@ async def test_nothing_is_read_while_too_much_is_under_way() -> None:
             for _ in range(2000):  # turns of the loop: far more than it takes to read all that has been sent
                 await asyncio.sleep(0)
             assert int(service.state()["waiting"]) + len(executor.batches) == taken
-            executor.answer_next(lambda payloads: [{"sum": numpy.ones(1, "float32")}])
+            executor.respond_next(lambda payloads: [{"sum": numpy.ones(1, "float32")}])
             assert (await next_answer(client)).id == str(taken - 2)
 
 
@@ -163,7 +163,7 @@ async def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody(tmp_pat
         await slow.send(item("ticking", "slow", "slow"))
         await quick.send(item("ticking", "quick", "quick"))
         for number in count(1):
-            if heard.answers:
+            if heard.responses:
                 break
             assert isinstance(await next_answer(quick), InferenceResponse)
             pace.write_bytes(bytes(number))
@@ -192,7 +192,7 @@ async def test_every_frontend_feeds_the_same_batch() -> None:
     assert events.count("data: ") == 2
     assert [len(part.outputs) for part in parts] == [2, 2, 0]
     assert [dispatch.rows for dispatch in heard.dispatches] == [6]
-    frontends = [request.form.frontend for requests, _, _ in heard.answers for request in requests]
+    frontends = [request.form.frontend for requests, _, _ in heard.responses for request in requests]
     assert sorted(frontends) == ["http", "python", "websocket"]
 
 
@@ -271,7 +271,7 @@ async def test_a_connection_holds_no_more_than_its_share_of_the_account() -> Non
         for _ in range(20):
             await until(lambda: bool(executor.pending))
             assert account.held_bytes < 2_500_000
-            executor.answer_next(lambda batch: [b"1"] * len(batch))
+            executor.respond_next(lambda batch: [b"1"] * len(batch))
             assert await answer(client)
         await sending
         await until(lambda: account.held_bytes == 0)
@@ -284,7 +284,7 @@ async def test_a_response_without_memory_is_the_error_of_its_request() -> None:
         await client.send(item("echo", "x", "a"))
         await until(lambda: bool(executor.pending))
         server.server.account.take(950_000)
-        executor.answer_next(lambda batch: [b"x" * 80_000])
+        executor.respond_next(lambda batch: [b"x" * 80_000])
         refused = await failure(client)
         assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
 

@@ -14,7 +14,7 @@ from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.jobs import JobSettings, running
-from weir.jobs.running import Ask, InputFile, JobContext, JobRunner, Reply, answer_of, body_of, check_endpoint
+from weir.jobs.running import Ask, InputFile, JobContext, JobRunner, Reply, body_of, check_endpoint, job_response
 from weir.jobs.store import Job, JobRequest, JobStore
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
@@ -232,7 +232,7 @@ def test_an_endpoint_is_a_path_of_inference_however_it_is_encoded() -> None:
     (b'["\xff"]', '["\ufffd"]'), (b"[" * 5000, "[" * 5000),
 ])  # fmt: skip
 def test_a_line_of_the_output(body: bytes, shown: object) -> None:
-    answer = answer_of("batch_7", JobRequest(3, "ä", 0, 1), 200, body)
+    answer = job_response("batch_7", JobRequest(3, "ä", 0, 1), 200, body)
     assert b"\n" not in answer.line
     assert msgspec.json.decode(answer.line) == {
         "id": "batch_req_7_3", "custom_id": "ä", "response": {"status_code": 200, "request_id": "batch_req_7_3", "body": shown}, "error": None,

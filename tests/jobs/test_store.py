@@ -11,7 +11,7 @@ import pytest
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
 from weir.jobs import JobSettings
 from weir.jobs.running import EXPIRED
-from weir.jobs.store import STALE, Answer, Disk, JobRequest, JobStore, StoredFile
+from weir.jobs.store import STALE, Disk, JobRequest, JobResponse, JobStore, StoredFile
 
 
 def opened(tmp_path: Path, max_bytes: int = 1 << 20, disk: Disk | None = None, **bounds: Any) -> JobStore:
@@ -36,8 +36,8 @@ def store(tmp_path: Path) -> JobStore:
     return opened(tmp_path)
 
 
-def line(number: int, status: int = 200) -> Answer:
-    return Answer(number, status, b'{"n":%d}' % number)
+def line(number: int, status: int = 200) -> JobResponse:
+    return JobResponse(number, status, b'{"n":%d}' % number)
 
 
 def test_a_job_from_its_file_to_its_output(store: JobStore) -> None:
@@ -59,7 +59,7 @@ def test_a_job_from_its_file_to_its_output(store: JobStore) -> None:
 def test_an_answer_is_stored_once(store: JobStore) -> None:
     job = begun(store)
     store.put(job, [line(0)])
-    store.put(job, [Answer(0, 500, b"other"), line(1)])
+    store.put(job, [JobResponse(0, 500, b"other"), line(1)])
     assert (store.job(job).completed, store.job(job).failed) == (2, 0)
     assert [request.number for request in store.pending(job, -1, 9)] == [2]
     assert store.pending(job, 2, 9) == []
@@ -125,7 +125,7 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
     with pytest.raises(Overloaded, match="take 80 bytes, 30 more would exceed 100"):
         store.reserve(30)
     job = begun(opened(tmp_path, max_bytes=100))
-    store.put(job, [line(0), Answer(2, 200, b"y" * 70)])  # not where uploads under way are: they fail no job
+    store.put(job, [line(0), JobResponse(2, 200, b"y" * 70)])  # not where uploads under way are: they fail no job
     name, path = store.begin_file()
     path.write_bytes(b"x" * 20)
     with pytest.raises(Overloaded, match="take 87 bytes, 20 more would exceed 100"):
@@ -133,7 +133,7 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
     store.give_back(80)
     assert store.kept_bytes == 10 + 7 + 70
     with pytest.raises(TooLarge, match="the responses would exceed 100 bytes"):
-        store.put(job, [Answer(1, 200, b"y" * 90)])
+        store.put(job, [JobResponse(1, 200, b"y" * 90)])
     assert store.job(job).completed == 2
 
 
@@ -229,7 +229,7 @@ def test_a_full_disk_costs_one_transaction_and_leaves_nothing(
     database.execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError, match="disk is full"):
-            store.put(job, [Answer(0, 200, bytes(1 << 16))])
+            store.put(job, [JobResponse(0, 200, bytes(1 << 16))])
     database.execute("PRAGMA max_page_count = 100000")
     store.put(job, [line(0)])
     files = set((tmp_path / "jobs" / "files").iterdir())

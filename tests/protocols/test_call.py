@@ -149,7 +149,7 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
         call.go_on.set()
         await until(lambda: call.released > 0)
         if state == "queued":
-            executor.answer_next(lambda batch: [DONE])
+            executor.respond_next(lambda batch: [DONE])
         await until(lambda: service.state()["waiting"] == service.state()["in_flight"] == 0)
         assert (call.sent, call.released, call.account.held_bytes) == (sent, 1, 0)
     assert not observer.refusals and not observer.transfers

@@ -179,7 +179,7 @@ async def test_a_payload_is_freed_while_others_of_its_request_wait() -> None:
         payloads.clear()
         for under_way in (1, 0):
             await until(lambda: bool(executor.pending))
-            executor.answer_next(lambda batch: [b"1"])
+            executor.respond_next(lambda batch: [b"1"])
             executor.batches.clear()
             assert [each() is None for each in gone] == [True, not under_way]
         assert [request.output for request in await gathered] == [b"1", b"1"]
@@ -322,5 +322,5 @@ async def test_leaving_ends_the_request_and_a_stream_is_for_one_item() -> None:
         assert service.state()["waiting"] == 0
         with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream takes one"):
             await anext(stream(service, b"1", b"2"))
-    assert [type(error).__name__ for _, error, _ in observer.answers] == ["Cancelled"]
+    assert [type(error).__name__ for _, error, _ in observer.responses] == ["Cancelled"]
     assert len(observer.refusals) == 1

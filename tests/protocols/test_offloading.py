@@ -342,7 +342,7 @@ async def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypat
         other = here.connect()
         other.receive(post(b'"a b"'))
         await settled()
-        executor.answer_next(always(b"9"))
+        executor.respond_next(always(b"9"))
         await settled()
         assert statuses(other.sent) == [200]
 

@@ -18,14 +18,14 @@ from weir.model import Model
 from weir.protocols import HttpSettings
 from weir.protocols.entries import output_body
 from weir.protocols.exchange import QueuedRequest, items_response
-from weir.protocols.native import RequestHead, items_answer, read_head
+from weir.protocols.native import RequestHead, items_http_response, read_head
 from weir.protocols.response import (
     HttpResponse,
     accept_of,
     batch_body,
     content_type_of,
     encode_safely,
-    error_answer,
+    error_response,
     explain_headers,
     read_types,
     weighted,
@@ -61,32 +61,32 @@ def read_head_of(model: Any, path: str = "/inference", **headers: str) -> Reques
 def answer_of(head: RequestHead, requests: list[Ended]) -> HttpResponse:
     """Return what is written for requests that have ended."""
     response = items_response(head, requests)
-    return items_answer(head, response, response.write())
+    return items_http_response(head, response, response.write())
 
 
 def shown(error: BaseException, **options: Any) -> Any:
     """Return what is written for an error."""
-    return json.loads(error_answer(error, **options).body)["error"]
+    return json.loads(error_response(error, **options).body)["error"]
 
 
 def test_an_error_is_a_document_and_says_no_more_than_callers_may_know() -> None:
-    answer = error_answer(errors.InvalidRequest("no", details=[1]), "square")
+    answer = error_response(errors.InvalidRequest("no", details=[1]), "square")
     assert (answer.status, answer.headers) == (400, [(b"content-type", b"application/json")])
     said = {"type": "InvalidRequest", "message": "no", "model": "square", "details": [1]}
     assert json.loads(answer.body) == {"error": said}
-    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("no")).headers
+    assert (b"www-authenticate", b"Bearer") in error_response(errors.Unauthorized("no")).headers
     error = errors.ModelError("it raised", details={"a": 1}, original_type="x.Y", remote_traceback="Traceback ...")
     assert shown(error)["details"] == {"a": 1, "original_type": "x.Y"}
     assert shown(error, development=True)["details"]["traceback"] == "Traceback ..."
     ours = KeyError("secret")
-    assert error_answer(ours).status == 500 and b"secret" not in error_answer(ours).body
-    assert b"secret" in error_answer(ours, development=True).body
+    assert error_response(ours).status == 500 and b"secret" not in error_response(ours).body
+    assert b"secret" in error_response(ours, development=True).body
 
 
 @subcases(("wait", "header"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.1, b"2"), (40.0, b"40")])
 def test_retry_after_is_in_whole_seconds_and_exact_in_the_details(wait: float | None, header: bytes) -> None:
     error = errors.Overloaded("full", retry_after=wait)
-    assert dict(error_answer(error).headers)[b"retry-after"] == header
+    assert dict(error_response(error).headers)[b"retry-after"] == header
     assert shown(error)["details"] == (None if wait is None else {"retry_after": wait})
 
 
@@ -102,7 +102,7 @@ def itself() -> list[Any]:
 )
 def test_details_of_any_kind_can_be_written(details: Any) -> None:
     error = errors.ValidationFailed("half \ud800", details=details)
-    assert json.loads(error_answer(error).body)["error"]["type"] == "ValidationFailed"
+    assert json.loads(error_response(error).body)["error"]["type"] == "ValidationFailed"
     for accept, decode in ((JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)):
         assert decode(batch_body([error], accept, "square"))[0]["code"] == 422
     assert json.loads(encode_safely({"details": details}))

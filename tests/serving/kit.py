@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tests.serving.models import Square as Square
 
 from weir import Model, Service
-from weir.testing import Answer, FakeClock, FakeExecutor, FakeRequest, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor, FakeRequest, Predict, RecordingObserver
 
 
 def squares(batch: list[Any]) -> list[Any]:
@@ -22,15 +22,15 @@ class Rig(NamedTuple):
     heard: RecordingObserver
 
     async def answer_all(self) -> None:
-        """Answer one batch after the other until none runs."""
+        """Predict one batch after the other until none runs."""
         while self.executor.pending:
-            self.executor.answer_next(squares)
+            self.executor.respond_next(squares)
             await turns()
 
 
 @asynccontextmanager
 async def serving(
-    answer: Answer | None = squares, *, kind: type[Service] = Service, model: type[Model] = Square, workers: int = 1,
+    answer: Predict | None = squares, *, kind: type[Service] = Service, model: type[Model] = Square, workers: int = 1,
     places: int = 1, **settings: Any,
 ) -> AsyncIterator[Rig]:  # fmt: skip
     """Without `answer`, batches stay pending until the test answers them."""

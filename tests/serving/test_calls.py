@@ -70,7 +70,7 @@ async def test_a_timeout_of_asyncio_cancels_the_request() -> None:
                 await rig.service.infer("waits")
         assert rig.executor.payloads == [["slow"]]
         assert rig.executor.cancelled == [(0, 1, [0])]
-        assert [type(error) for _, error, _ in rig.heard.answers] == [Cancelled, Cancelled]
+        assert [type(error) for _, error, _ in rig.heard.responses] == [Cancelled, Cancelled]
         other = rig.service.infer(3)
         assert (other.cancel(), other.cancel()) == (True, False)
 
@@ -82,7 +82,7 @@ async def test_cancelling_a_member_of_a_running_batch_harms_no_neighbour(member:
         await turns()
         calls[member].cancel()
         assert rig.executor.cancelled == [(0, 1, [member])]
-        rig.executor.answer_next(lambda batch: [x * 10 for x in batch])
+        rig.executor.respond_next(lambda batch: [x * 10 for x in batch])
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(answers.pop(member), asyncio.CancelledError)
         assert answers == [item * 10 for item in range(3) if item != member]
@@ -93,7 +93,7 @@ async def test_an_answer_to_a_future_that_somebody_resolved_is_dropped() -> None
         odd, other = rig.service.infer(1), rig.service.infer(2)
         await turns()
         odd.set_result("mine")
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         assert await other == 2
         assert await odd == "mine"
 
@@ -114,7 +114,7 @@ async def test_a_call_left_alone_complains_only_of_the_model() -> None:
         assert heard == []
         rig.service.infer("bug")
         await turns()
-        rig.executor.answer_next(lambda batch: [ModelError("bug")])
+        rig.executor.respond_next(lambda batch: [ModelError("bug")])
         await turns()
     del rig  # its observer remembers all requests
     gc.collect()
@@ -206,7 +206,7 @@ async def test_no_more_is_pulled_than_the_window_holds(source: Any) -> None:
         first = asyncio.ensure_future(anext(stream))
         await turns(200)
         assert pulled == rig.service.stream_size == 16
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert await first == 1
         await turns(200)
         assert pulled <= 17
@@ -265,7 +265,7 @@ async def test_leaving_half_way_withdraws_what_is_under_way(source: Any, way: st
             waiting.cancel()
             await asyncio.wait([waiting])
         else:
-            rig.executor.answer_next(squares)
+            rig.executor.respond_next(squares)
             assert await waiting == 0
         if way == "aclose":
             await stream.aclose()
@@ -283,7 +283,7 @@ async def test_the_timeout_is_each_items_own() -> None:
         stream = rig.service.stream(range(3), timeout=5.0, return_errors=True)
         first = asyncio.ensure_future(anext(stream))
         await turns()
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert await first == 0
         second = asyncio.ensure_future(anext(stream))
         await turns()

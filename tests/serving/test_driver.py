@@ -41,7 +41,7 @@ async def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
         request(rig.service, 0)
         await turns()
         assert [batch.others for _, batch in sent] == [0]
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         for item in range(5):
             request(rig.service, item)
         await turns()
@@ -60,7 +60,7 @@ async def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -
         await turns()
         rig.service.submit(Noting(2, arrival=rig.service.now()))
         await turns()
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert order == ["answer 1, batches 2"]
 
 
@@ -94,7 +94,7 @@ async def test_deadlines_hold_in_line_and_in_compute() -> None:
         rig.clock.advance(1.0)
         assert isinstance(running.error, DeadlineExceeded)
         assert rig.executor.cancelled == [(0, 1, [0])]  # its worker need not begin it
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         await turns()
         assert (running.ends, waiting.ends) == (1, 1)
         assert rig.executor.payloads == [["running"]]
@@ -117,7 +117,7 @@ async def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
         late, patient = request(rig.service, "late", timeout=1.0), request(rig.service, "patient", timeout=9.0)
         await turns()
         rig.clock._now += 1.5  # no timer has fired
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         await turns()
         assert isinstance(late.error, DeadlineExceeded)
         assert (late.ends, patient.output) == (1, "patient")
@@ -129,7 +129,7 @@ async def test_what_a_dispatch_leaves_out_has_its_end_in_the_same_turn() -> None
 
         def answer_after(seconds: float) -> None:
             rig.clock._now += seconds  # no timer has fired
-            rig.executor.answer_next(squares)
+            rig.executor.respond_next(squares)
 
         for _ in range(8):  # a batch takes half a second
             request(rig.service, 1)
@@ -175,12 +175,12 @@ async def test_without_backpressure_calls_are_refused() -> None:
         calls = [rig.service.infer(item) for item in range(3)]
         patient = rig.service.infer("patient", backpressure=True)
         await turns()
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert await calls[0] == 0
         for refused in calls[1:]:
             with pytest.raises(Overloaded):
                 await refused
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         assert await patient == "patient"
 
 
@@ -197,7 +197,7 @@ async def test_deadlines_and_cancellation_hold_outside_too() -> None:
             await expires
         leaves.cancel()
         for _ in range(3):
-            rig.executor.answer_next(lambda batch: batch)
+            rig.executor.respond_next(lambda batch: batch)
             await turns()
         assert await stays == "c"
         assert rig.executor.payloads == [["running"], ["in line"], ["c"]]
@@ -222,7 +222,7 @@ async def test_a_lost_worker_is_answered_for_by_another() -> None:
         await turns()
         rig.executor.lose(0)
         while rig.executor.pending:
-            rig.executor.answer_next(squares)
+            rig.executor.respond_next(squares)
         assert await asyncio.gather(*calls) == [0, 1, 4, 9]
         assert rig.executor.payloads == [[0, 1, 2, 3], [0, 1], [2, 3]]
         assert rig.heard.worker_changes[2] == (0, "lost", "killed by the test")
@@ -236,7 +236,7 @@ async def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
         rig.executor.lose(0)
         rig.executor.listener.received(0, Events(1, ["late"], timing=Timing(0.0, 0.0, 0.0)))
         rig.executor.revive(0)
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert await call == 1
 
 
@@ -322,7 +322,7 @@ async def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() 
         calls = [rig.service.infer("a" * rows) for rows in (1, 1, 9, 1)]
         await turns()
         for _ in range(3):
-            rig.executor.answer_next(lambda batch: batch)
+            rig.executor.respond_next(lambda batch: batch)
             await turns()
         with pytest.raises(InvalidRequest):
             await calls[2]
@@ -353,7 +353,7 @@ async def test_draining_refuses_new_work_and_finishes_what_was_accepted() -> Non
             await rig.service.infer("new")
         while rig.executor.pending:
             assert not stopping.done()
-            rig.executor.answer_next(squares)
+            rig.executor.respond_next(squares)
             await turns()
         await stopping
         assert await asyncio.gather(*accepted) == squares(list(range(7)))
@@ -482,12 +482,12 @@ async def test_a_worker_that_leaves_finishes_what_it_has() -> None:
         await turns()
         assert [worker for worker, _ in rig.executor.pending] == [0, 1] and not leaving.done()
         rig.executor.pending.reverse()
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         await leaving
         assert rig.heard.worker_changes[-1] == (1, "stopped", "")
         assert (rig.service.workers.workers, len(rig.executor.states())) == (1, 1)
-        rig.executor.answer_next(squares)
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
+        rig.executor.respond_next(squares)
         assert [each.output for each in (*requests, last)] == [1, 4, 9]
 
 
@@ -497,12 +497,12 @@ async def test_what_a_leaving_worker_does_not_finish_runs_again_elsewhere() -> N
         requests = [await running(rig, item) for item in (1, 2)]
         leaving = asyncio.ensure_future(rig.service.remove_worker())
         await turns()
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         rig.clock.advance(5.0)
         await leaving
         assert [worker for worker, _ in rig.executor.pending] == [1, 0]
         rig.executor.pending.pop(0)
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         assert [each.output for each in requests] == [1, 4]
 
 
@@ -517,7 +517,7 @@ async def test_a_leaving_worker_that_dies_does_not_come_back() -> None:
         await leaving
         assert [worker for worker, _ in rig.executor.pending] == [0]
         while rig.executor.pending:
-            rig.executor.answer_next(squares)
+            rig.executor.respond_next(squares)
         assert [each.output for each in requests] == [1, 4]
 
 

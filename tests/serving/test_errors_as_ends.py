@@ -103,7 +103,7 @@ async def test_an_answer_that_does_not_come_back_is_an_error(name: str) -> None:
             await service.infer_many([1, (name, os.getpid())])
         many = await service.infer_many([1, (name, os.getpid())], return_errors=True)
         assert many[0] == 1 and isinstance(many[1], ModelError)
-        assert [error for _, error, _ in watch.answers if error is not None]
+        assert [error for _, error, _ in watch.responses if error is not None]
         assert len(watch.failures) == 4
 
 

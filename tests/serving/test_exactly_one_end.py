@@ -73,7 +73,7 @@ class Script:
                 request.cancelled = request.cancelled or not request.ends
                 rig.service.cancel(request)
         elif name in ("answer", "fail") and executor.pending:
-            executor.answer_next(squares if name == "answer" else bad_every_other)
+            executor.respond_next(squares if name == "answer" else bad_every_other)
         elif name == "lose" and number % 2 not in self.lost:
             self.lost.add(number % 2)
             executor.lose(number % 2)
@@ -106,7 +106,7 @@ class Script:
             assert request.ends == (0 if request.cancelled else 1)
             if request.ends and request.error is None:
                 assert request.output == request.payload**2
-        observed = Counter(id(request) for requests, _, _ in self.rig.heard.answers for request in requests)
+        observed = Counter(id(request) for requests, _, _ in self.rig.heard.responses for request in requests)
         assert set(observed.values()) <= {1}
         assert len(observed) + len(self.rig.heard.refusals) == len(self.calls) + len(self.requests) + self.refused
 
@@ -154,7 +154,7 @@ async def drain(script: Script) -> None:
         if stopping.done():
             break
         if executor.pending:
-            executor.answer_next(squares)
+            executor.respond_next(squares)
     assert stopping.done()
     state = script.rig.service.state()
     assert (state["waiting"], state["waiting_outside"], state["in_flight_batches"]) == (0, 0, 0)
@@ -170,6 +170,6 @@ async def test_a_payload_is_let_go_when_its_caller_leaves_a_running_batch() -> N
         assert len(executor.pending) == 1
         service.cancel(gone)
         assert (gone.payload, stays.payload) == (None, "x" * 10)
-        executor.answer_next(lambda batch: batch)
+        executor.respond_next(lambda batch: batch)
         await asyncio.sleep(0)
         assert stays.settled

@@ -10,7 +10,7 @@ from tests.serving.kit import Rig, serving, squares, turns
 from weir import InvalidRequest, ModelError, Service
 from weir.messages import JSON, MSGPACK, OBJECT
 from weir.serving.hooks import HookedBatch
-from weir.testing import Answer, FakeRequest
+from weir.testing import FakeRequest, Predict
 
 
 class Plus(Service):
@@ -41,7 +41,7 @@ class Gate(Service):
 
 
 @asynccontextmanager
-async def gated(answer: Answer | None = None, **settings: Any) -> AsyncIterator[tuple[Rig, Gate]]:
+async def gated(answer: Predict | None = None, **settings: Any) -> AsyncIterator[tuple[Rig, Gate]]:
     async with serving(answer, kind=Gate, **settings) as rig:
         assert isinstance(rig.service, Gate)
         yield rig, rig.service
@@ -82,16 +82,16 @@ async def test_no_worker_is_held_while_hooks_run() -> None:
         service.before[0][1].set()
         await turns(6)
         assert rig.executor.payloads == [["b"]]  # one place only
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         await turns(6)
         assert [results for results, _ in service.after] == [["b"]]
         assert rig.executor.payloads == [["b"], ["a"]]  # while b is in its second hook
         service.after[0][1].set()
         assert await calls[1] == "b"
         service.before[2][1].set()
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         await turns(6)
-        rig.executor.answer_next(lambda batch: batch)
+        rig.executor.respond_next(lambda batch: batch)
         await turns(6)
         for _, event in service.after:
             event.set()
@@ -108,12 +108,12 @@ async def test_the_time_of_hooks_counts_as_queue_and_total_time() -> None:
         service.before[0][1].set()
         await turns(6)
         assert [dispatch.at for dispatch in rig.heard.dispatches] == [started + 0.5]
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         await turns(6)
         rig.clock.advance(0.25)
         service.after[0][1].set()
         assert await call == 1
-        assert rig.heard.answers[0][2] == started + 0.75
+        assert rig.heard.responses[0][2] == started + 0.75
 
 
 async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> None:
@@ -127,7 +127,7 @@ async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> Non
         assert rig.executor.cancelled == []
         calls[2].cancel()
         assert rig.executor.cancelled == [(0, 1, [1])]
-        rig.executor.answer_next(squares)
+        rig.executor.respond_next(squares)
         await turns(6)
         service.after[0][1].set()
         assert await calls[0] == 0
@@ -163,7 +163,7 @@ async def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -
         await turns(6)
         assert [block.shares for block in rig.executor.blocks] == [1, 1]
         assert rig.executor.payloads == [[rig.executor.blocks[0], 3]]
-        rig.executor.answer_next(lambda batch: ["a", "b"])
+        rig.executor.respond_next(lambda batch: ["a", "b"])
         await turns(6)
         service.after[0][1].set()
         await turns(6)

@@ -246,7 +246,7 @@ async def test_a_blocks_share_is_given_back_when_its_request_has_its_end() -> No
             rig.service.submit(refused)
         rig.service.cancel(requests[2])
         rig.clock.advance(1.0)
-        rig.executor.answer_next(lambda batch: ["answer" for _ in batch])
+        rig.executor.respond_next(lambda batch: ["answer" for _ in batch])
         assert [block.shares for block in rig.executor.blocks] == [0, 0, 0, 1]
 
 
@@ -257,7 +257,7 @@ async def test_an_answer_in_a_block_that_nobody_wants_is_released() -> None:
         call, neighbour = rig.service.infer(1), rig.service.infer(2)
         await turns()
         call.cancel()
-        rig.executor.answer_next(lambda batch: [result, 4])
+        rig.executor.respond_next(lambda batch: [result, 4])
         assert await neighbour == 4
         assert rig.executor.blocks[0].shares == 0
 
@@ -369,7 +369,7 @@ class Pair:
             await generation.stop(0.0)
 
     def answer(self, which: int) -> None:
-        self.executors[which].answer_next(squares)
+        self.executors[which].respond_next(squares)
 
 
 async def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> None:
@@ -471,7 +471,7 @@ async def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
         sent = request(pair.old, block)
         assert pair.old.reserve(10) is pair.executors[1].blocks[0]
         await turns()
-        pair.executors[1].answer_next(lambda batch: [len(each.view) for each in batch])
+        pair.executors[1].respond_next(lambda batch: [len(each.view) for each in batch])
         assert sent.output == 10
         assert pair.executors[0].blocks[0].shares == 0
 

@@ -97,7 +97,7 @@ KINDS = {
     "a status or a name missing in a table": {
         "status-missing": Fault("weir.wire.status:TABLE", value=lambda table: {kind: codes for kind, codes in table.items() if kind.__name__ != "Conflict"}),
         "status-of-one-protocol": Fault("weir.wire.status:_KSERVE", value=lambda codes: {422: 400}),
-        "name-of-the-error-missing": Fault("weir.protocols.kserve:error_answer", takes("isinstance(error, WeirError)", "False")),
+        "name-of-the-error-missing": Fault("weir.protocols.kserve:error_response", takes("isinstance(error, WeirError)", "False")),
     },
     "an error as a value, or another's error": {
         "error-as-value": Fault("weir.messages:Events.__init__", takes("has_failed(outputs)", "False")),
@@ -116,7 +116,7 @@ KINDS = {
         "earlier-deadline-not-armed": Fault("weir.workers.timer:Timer.arm", takes("self.armed <= when", "True")),
         "next-request-forgotten": Fault(CONNECTION + "ResponseWriter.request_ended", skips("_advance")),
         "reading-never-resumed": Fault(CONNECTION + "Connection.regulate_reading", skips("resume_reading")),
-        "answers-of-a-turn-kept": Fault(FRONT + "new_answers", skips("call_soon")),
+        "answers-of-a-turn-kept": Fault(FRONT + "new_responses", skips("call_soon")),
         "bulk-never-cut": Fault("weir.batching.batcher:Batcher.poll", skips("_cut_bulk")),
     },
     "a settled request answered again, or no end": {

@@ -102,7 +102,7 @@ class _ServedVectors:
     """What stands for a ServedTextModel."""
 
     name = NAME
-    has_small_answers = True
+    has_small_responses = True
 
     def __init__(self, knows_words: bool, cut_off: Callable[[float], None]) -> None:
         self._knows_words = knows_words

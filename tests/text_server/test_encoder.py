@@ -106,7 +106,7 @@ async def served_by(executor: FakeExecutor, asked: "asyncio.Future[Any]", *, clo
             batches += 1
             if clock is not None:
                 clock.advance(1.0)
-            executor.answer_next(Summing().predict)
+            executor.respond_next(Summing().predict)
     return batches
 
 

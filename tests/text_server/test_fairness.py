@@ -50,7 +50,7 @@ class Bench:
         self.clock.advance(0.1)
         for tokens in self.executor.pending[0][1].payloads:
             self.texts[chr(int(numpy.frombuffer(tokens.ids, "<i4")[0]))] += 1
-        self.executor.answer_next(Summing().predict)
+        self.executor.respond_next(Summing().predict)
         await self.settle()
 
     async def leave(self) -> None:

@@ -116,7 +116,7 @@ async def test_how_a_text_alone_may_end() -> None:
         with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
             await running.found
         assert not left.found.done()
-        executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
+        executor.respond_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
         assert_at_rest(encoder)
 
 

@@ -36,7 +36,7 @@ class Slots(FakeExecutor):
 
     def answer_everything(self) -> None:
         while self.pending:
-            self.answer_next(lambda batch: batch)
+            self.respond_next(lambda batch: batch)
 
 
 class Rig:

@@ -7,9 +7,9 @@ A dispatch consists of requests, a batch of *entries*: one for an item, one for 
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from weir.batching.request_state import answer, has_response
+from weir.batching.request_state import has_response, respond
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
-from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
+from weir.messages import NO_RESPONSE, Batch, Dispatch, EventKind, Events, Kind, Request
 
 Entry = tuple[Request, int, int]
 End = tuple[Request, Any]
@@ -104,7 +104,7 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
             dispatch.begun = dispatch.begun or set()
             dispatch.begun.add(index)
         elif 0 <= index < len(entries):
-            ends += _answered(entries[index], NO_ANSWER if kind == EventKind.END else output)
+            ends += _responded(entries[index], NO_RESPONSE if kind == EventKind.END else output)
     if events.final:
         left = [entry for entry in entries if not is_done(entry)]
         ends += _fail(left, lambda: ModelError("the worker finished the batch without a response to this item"))
@@ -133,7 +133,7 @@ class Responses(NamedTuple):
     last), those of them for which it is the first, and the parts that are dropped because their requests are settled."""
 
     parts: list[End]
-    answered: list[Request]
+    responded: list[Request]
     firsts: list[Request]
     dropped: list[Any]
 
@@ -151,7 +151,7 @@ def responses_in(dispatch: Dispatch, events: Events) -> Responses:
             if kind == EventKind.PART:
                 responses.dropped.append(output)
             continue
-        responses.answered.append(request)
+        responses.responded.append(request)
         if index not in begun:
             begun.add(index)
             responses.firsts.append(request)
@@ -171,10 +171,10 @@ def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
 
 
 def _fail(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]:
-    return [end for entry in entries for end in _answered(entry, error())]
+    return [end for entry in entries for end in _responded(entry, error())]
 
 
-def _answered(entry: Entry, output: Any) -> list[End]:
+def _responded(entry: Entry, output: Any) -> list[End]:
     """Return the request of the entry with its whole output, if this output completes it."""
-    end = answer(*entry, output)
+    end = respond(*entry, output)
     return [] if end is None else [end]

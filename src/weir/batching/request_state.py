@@ -182,7 +182,7 @@ def has_response(request: Request, start: int) -> bool:
     return request.settled or (request.partial is not None and _gather_of(request).has(start))
 
 
-def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Request, Any] | None:
+def respond(request: Request, start: int, stop: int, output: Any) -> tuple[Request, Any] | None:
     """Store the output or error of items or rows `start` to `stop` of `request`. If that completes the request, settle it and return it with its
     whole output or its WeirError."""
     if request.settled:

@@ -168,14 +168,14 @@ class RemoteRequest(RequestBase):
         if front.open.pop(number, None) is None:
             return
         batch = dispatch if self.form.explain or dispatch.woken_at is not None else None
-        answers = (batch is front.batch and front.answers) or front.new_answers(batch)
-        if answers is None:
+        responses = (batch is front.batch and front.responses) or front.new_responses(batch)
+        if responses is None:
             front.fail(number, Overloaded("the front of this connection does not read the responses"))
             return
-        answers.numbers.append(number)
-        answers.outputs.append(output)
-        front.answer_bytes += len(output) if type(output) is bytes else sum([len(each.data) for each in output])
-        if front.answer_bytes > FULL_FRAME or not front.open:  # no other response can come in this turn
+        responses.numbers.append(number)
+        responses.outputs.append(output)
+        front.response_bytes += len(output) if type(output) is bytes else sum([len(each.data) for each in output])
+        if front.response_bytes > FULL_FRAME or not front.open:  # no other response can come in this turn
             front.turn_ends()
 
     def fail(self, error: WeirError) -> None:
@@ -244,9 +244,9 @@ class ConnectedFront:
         self._now = 0.0  # when the present messages came
         self._claim = account.claim()  # what the front has not read
         self._ended = ended
-        self.answers: Outputs | None = None  # of this turn of the loop, and of `batch` if that is not None
+        self.responses: Outputs | None = None  # of this turn of the loop, and of `batch` if that is not None
         self.batch: Dispatch | None = None
-        self.answer_bytes = 0
+        self.response_bytes = 0
         self._link.open()
         self._readers = {
             Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
@@ -394,17 +394,17 @@ class ConnectedFront:
 
     # What goes to the front.
 
-    def new_answers(self, batch: Dispatch | None) -> Outputs | None:
+    def new_responses(self, batch: Dispatch | None) -> Outputs | None:
         """Return where the outputs of `batch` go that come in this turn, or with None those that say nothing of theirs; None if the front must not get more
         before it has read."""
-        if self.answers is None:
+        if self.responses is None:
             self._loop.call_soon(self.turn_ends)
         else:
-            self._link.put(self.answers)
-        self.answers, self.batch, self.answer_bytes = None, batch, 0
+            self._link.put(self.responses)
+        self.responses, self.batch, self.response_bytes = None, batch, 0
         if not self.is_full:
-            self.answers = Outputs([], [], None if batch is None else batched(batch))
-        return self.answers
+            self.responses = Outputs([], [], None if batch is None else batched(batch))
+        return self.responses
 
     @property
     def is_full(self) -> bool:
@@ -427,9 +427,9 @@ class ConnectedFront:
 
     def turn_ends(self) -> None:
         """Send the outputs of this turn."""
-        answers, self.answers, self.batch, self.answer_bytes = self.answers, None, None, 0
-        if answers is not None:
-            self._link.send(answers)
+        responses, self.responses, self.batch, self.response_bytes = self.responses, None, None, 0
+        if responses is not None:
+            self._link.send(responses)
             self.charge_unread()
 
     def sweep(self) -> None:

@@ -165,7 +165,7 @@ class FrontConnection(Connection):
             return super().begin_large(plan)
         self.phase = LARGE
         self._wanted = wanted = object()
-        places.ask(size, partial(self._answered_place, plan, wanted))
+        places.ask(size, partial(self._has_place, plan, wanted))
         return False
 
     def reserve(self, plan: RoutePlan) -> Place:
@@ -185,7 +185,7 @@ class FrontConnection(Connection):
         self._forget_place()
         self._hand_over(self._plan.head_bytes, body)
 
-    def _answered_place(self, plan: RoutePlan, wanted: object, has_place: bool) -> None:
+    def _has_place(self, plan: RoutePlan, wanted: object, has_place: bool) -> None:
         if self._wanted is not wanted:  # the client has left
             return
         self._wanted = None

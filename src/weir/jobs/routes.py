@@ -27,7 +27,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.account import Pace, charge, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
-from weir.protocols.response import openai_error_answer
+from weir.protocols.response import openai_error_response
 from weir.workers.timer import in_background
 
 _MAX_FIELD = 1024  # bytes of a field next to the file
@@ -332,9 +332,9 @@ class JobRoutes:
             HttpEndpoint(
                 method,
                 path,
-                answered(_answering(handler)),
+                answered(_responding(handler)),
                 {"summary": summary, "operationId": name, "tags": ["batch jobs"], "responses": responses},
-                openai_error_answer,
+                openai_error_response,
             )
             for method, path, handler, name, summary in declared
         ]
@@ -438,10 +438,10 @@ class JobRoutes:
         return _json(shown_job(job))
 
 
-def _answering(handler: Handler) -> Handler:
+def _responding(handler: Handler) -> Handler:
     """Return a handler that answers errors in OpenAI's form."""
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             return await handler(request)
         except ClientDisconnect:
@@ -449,9 +449,9 @@ def _answering(handler: Handler) -> Handler:
         except (WeirError, OSError, sqlite3.Error) as raised:
             # What the system or SQLite raises is a full disk, or a directory that another process holds for long.
             error = raised if isinstance(raised, WeirError) else _no_room(raised)
-            return as_response(openai_error_answer(error))
+            return as_response(openai_error_response(error))
 
-    return answer
+    return respond
 
 
 def _no_room(error: Exception) -> Overloaded:

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message
 
 from weir.errors import InvalidRequest, WeirError
 from weir.jobs import JobSettings
-from weir.jobs.store import Answer, Disk, Job, JobRequest, JobStore
+from weir.jobs.store import Disk, Job, JobRequest, JobResponse, JobStore
 from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
@@ -156,7 +156,7 @@ def body_of(file: int, request: JobRequest) -> bytes:
         ) from error
 
 
-def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer:
+def job_response(job: str, request: JobRequest, status: int, body: bytes) -> JobResponse:
     """Return what is kept of the response to a request: its line in the output file. A body that is not JSON becomes a JSON string."""
     shown: Any
     try:
@@ -171,7 +171,7 @@ def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer
         "response": {"status_code": status, "request_id": name, "body": shown},
         "error": None,
     }
-    return Answer(request.number, status, msgspec.json.encode(line))
+    return JobResponse(request.number, status, msgspec.json.encode(line))
 
 
 class Reply(NamedTuple):
@@ -185,7 +185,7 @@ class Reply(NamedTuple):
 class Answered(NamedTuple):
     """A response, and the bytes that it holds until it is stored."""
 
-    response: Answer
+    response: JobResponse
     claim: Claim
 
 
@@ -411,7 +411,7 @@ class JobRunner:
         finally:
             await self._withdraw(running, answered)
             os.close(file)
-            await self._store_answers(job, answered)
+            await self._store_responses(job, answered)
         if await self._is_cancelled(job):
             return await self.use(self.store.job, job.id)
         return await self.use(self.store.step, job.id, "finalizing", self.now)
@@ -435,11 +435,11 @@ class JobRunner:
             running -= done
             failed = next((task for task in done if task.exception()), None)
             answered += [task.result() for task in done if not task.exception()]
-            await self._store_answers(job, answered)
+            await self._store_responses(job, answered)
             if failed is not None:
                 failed.result()
 
-    async def _store_answers(self, job: Job, answered: list[Answered]) -> None:
+    async def _store_responses(self, job: Job, answered: list[Answered]) -> None:
         """Store `answered`, which is empty then."""
         storing, answered[:] = answered[:], []
         try:
@@ -489,7 +489,7 @@ class JobRunner:
                 await asyncio.sleep(min(max(wait, reply.retry_after), RETRY_MAX))
                 wait *= 2.0
             status, body = reply.status, reply.body
-            response = await off_loop(len(body), partial(answer_of, job.id, request, status, body), writes=True)
+            response = await off_loop(len(body), partial(job_response, job.id, request, status, body), writes=True)
             claim.hold(min(claim.held_bytes, len(response.line)))
         except BaseException:
             claim.close()

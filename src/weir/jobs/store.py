@@ -157,7 +157,7 @@ class JobRequest(NamedTuple):
     length: int
 
 
-class Answer(NamedTuple):
+class JobResponse(NamedTuple):
     """The response to a request: the HTTP status, and the line of the output file without its end."""
 
     number: int
@@ -442,7 +442,7 @@ class JobStore:
         )
         return [JobRequest(*row) for row in rows.fetchall()]
 
-    def put(self, job: str, responses: Sequence[Answer]) -> None:
+    def put(self, job: str, responses: Sequence[JobResponse]) -> None:
         """Store responses, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(response.line) for response in responses)
         if self.kept_bytes + size > self._limits.batch_max_bytes:

@@ -194,14 +194,14 @@ class Account:
 class Claim:
     """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end.
 
-    `answer_bytes` of them are those of the response. While it is `beyond`, it is charged even beyond the limit, and values are not.
+    `response_bytes` of them are those of the response. While it is `beyond`, it is charged even beyond the limit, and values are not.
     """
 
-    __slots__ = ("account", "answer_bytes", "beyond", "held_bytes")
+    __slots__ = ("account", "response_bytes", "beyond", "held_bytes")
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self.answer_bytes = 0
+        self.response_bytes = 0
         self.beyond = False
         self.held_bytes = 0
 
@@ -299,12 +299,12 @@ def charge(size_bytes: int) -> None:
         claim.take(size_bytes)
 
 
-def charge_answer(size_bytes: int) -> None:
+def charge_response(size_bytes: int) -> None:
     """Charge the response to the request of this context before it is sent, so that it can be refused. Raises what Account.take raises."""
     charge(size_bytes)
     claim = CLAIM.get()
     if claim is not None:
-        claim.answer_bytes += size_bytes
+        claim.response_bytes += size_bytes
 
 
 def release(size_bytes: int) -> None:
@@ -376,7 +376,7 @@ class Counted:
     """ASGI middleware that gives each HTTP request a claim on `account`. The claim ends when the request has been answered.
 
     It charges each body as it arrives, and each response as it is sent, whatever route reads the one and makes the other: no route can forget it. A route
-    that does not keep a body in memory gives its bytes back, with `release`, and one that can refuse a long response charges it before, with `charge_answer`.
+    that does not keep a body in memory gives its bytes back, with `release`, and one that can refuse a long response charges it before, with `charge_response`.
     """
 
     def __init__(self, app: ASGIApp, account: Account) -> None:
@@ -404,7 +404,7 @@ async def _received(claim: Claim, receive: Receive) -> Message:
 
 async def _sent(claim: Claim, send: Send, message: Message) -> None:
     size = len(message.get("body", b""))
-    if size <= claim.answer_bytes:
+    if size <= claim.response_bytes:
         return await send(message)
     claim.add(size)
     try:

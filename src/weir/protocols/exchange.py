@@ -437,13 +437,13 @@ class HttpProtocol(Protocol):
     def named(self, path: str) -> "ModelHandle | None":
         """Return the service that `path` names, or None."""
 
-    async def answer(self, exchange: "Exchange", head: Any, body: bytes) -> HttpResponse:
+    async def respond(self, exchange: "Exchange", head: Any, body: bytes) -> HttpResponse:
         """Return the response to a request, whose `body` is decompressed. Raises the WeirError that ends the request."""
 
     async def stream(self, exchange: "Exchange", head: Any, body: bytes) -> EventSource:
         """Return the stream of events for a request. Raises the WeirError that refuses it before the stream begins."""
 
-    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
+    def error_response(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
 
 

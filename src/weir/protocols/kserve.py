@@ -487,7 +487,7 @@ class KserveReply(NamedTuple):
     headers: Headers
     parts: list[bytes | memoryview]
 
-    def as_answer(self) -> HttpResponse:
+    def as_http(self) -> HttpResponse:
         """Return the response with its body joined."""
         return HttpResponse(200, self.headers, b"".join(self.parts))
 
@@ -504,7 +504,7 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
     return KserveReply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
 
 
-def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
+def error_response(error: BaseException, *, development: bool = False) -> HttpResponse:
     """Return the response for `error`: its status, the body `{"error": text}`, the error's name in a header, and Retry-After or Allow where due."""
     headers = error_headers(error)
     if isinstance(error, WeirError):
@@ -513,7 +513,7 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
 
 
 def error_event(error: WeirError) -> bytes:
-    """Return the data of the event for an error that ends a stream: the body of `error_answer`, and `type`, because an event has no headers."""
+    """Return the data of the event for an error that ends a stream: the body of `error_response`, and `type`, because an event has no headers."""
     return encode_safely({"error": _text_of(error), "type": type(error).__name__})
 
 
@@ -531,9 +531,9 @@ class _OfContext:
     def __init__(self, context: KserveContext) -> None:
         self.context = context
 
-    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
+    def error_response(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`."""
-        return error_answer(error, development=self.context.http.development)
+        return error_response(error, development=self.context.http.development)
 
 
 class KserveProtocol(_OfContext):
@@ -553,10 +553,10 @@ class KserveProtocol(_OfContext):
         except WeirError:
             return None
 
-    async def answer(self, exchange: Exchange, head: KserveHead, body: bytes) -> HttpResponse:
+    async def respond(self, exchange: Exchange, head: KserveHead, body: bytes) -> HttpResponse:
         """Return the one response to `infer` or `generate`."""
         if head.call == "generate":
-            response = await one_answer(exchange, await self._read_generate(exchange, head, body))
+            response = await one_response(exchange, await self._read_generate(exchange, head, body))
             text = await written(bytes_to_write(response), partial(write_generated, response))
             return HttpResponse(200, [JSON_HEADER], text)
         memory = self.context.memory(exchange.peer, head.headers)
@@ -564,9 +564,9 @@ class KserveProtocol(_OfContext):
         del body  # the request's tensors refer to it
         response = await exchange.infer(request)
         size = bytes_to_write(response, binary_outputs(request))
-        answer = await written(size, lambda: reply_to(request, response, memory).as_answer())
-        answer.headers.extend(waited_headers(exchange.waited))
-        return answer
+        reply = await written(size, lambda: reply_to(request, response, memory).as_http())
+        reply.headers.extend(waited_headers(exchange.waited))
+        return reply
 
     async def stream(self, exchange: Exchange, head: KserveHead, body: bytes) -> EventSource:
         """Return the stream of responses to `infer_stream` or `generate_stream`; each is written as JSON."""
@@ -627,7 +627,7 @@ class KserveV1Protocol(_OfContext):
         named = _PREDICT.fullmatch(path)
         return None if named is None else self.context.registry.services.get(named[1])
 
-    async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
+    async def respond(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
         """Return the predictions. Raises the first error of an instance."""
         instances = await exchange.read(len(body), partial(_instances, body))
         charge(len(instances))
@@ -657,18 +657,18 @@ def _instances(body: bytes) -> bytes:
     return instances
 
 
-async def one_answer(exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
+async def one_response(exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
     """Return the only response to `request`, also of a streaming model. Raises Unsupported if the model gives none or several."""
-    answers: list[InferenceResponse] = []
+    responses: list[InferenceResponse] = []
     async with aclosing(exchange.stream(request)) as parts:
         async for part in parts:
-            answers.append(part.response)
-            if len(answers) > 1:
+            responses.append(part.response)
+            if len(responses) > 1:
                 break
-    if len(answers) != 1:
-        number, label = "several responses" if answers else "no response", exchange.service.facts.label
+    if len(responses) != 1:
+        number, label = "several responses" if responses else "no response", exchange.service.facts.label
         raise Unsupported(f"model {label!r} has given {number}, and this call has one: POST generate_stream")
-    return answers[0]
+    return responses[0]
 
 
 async def _events(

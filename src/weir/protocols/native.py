@@ -36,8 +36,8 @@ from weir.protocols.response import (
     batch_body,
     coding_of,
     content_type_of,
-    error_answer,
     error_body,
+    error_response,
     explain_headers,
     start_headers,
     write_types,
@@ -320,11 +320,11 @@ class NativeProtocol:
             return None
         return found[0] if found else None
 
-    def error_answer(self, error: BaseException, service: ModelHandle | None) -> HttpResponse:
+    def error_response(self, error: BaseException, service: ModelHandle | None) -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
-        return error_answer(error, service.facts.name if service else None, development=self._settings.development)
+        return error_response(error, service.facts.name if service else None, development=self._settings.development)
 
-    async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
+    async def respond(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
         """Return the response to one item or to a list of items. A list has status 200 even if items failed, unless it failed as a whole."""
         response = await exchange.infer_items(head, body)
         del body
@@ -332,7 +332,7 @@ class NativeProtocol:
         for each in bodies:
             if isinstance(each, WeirError):
                 exchange.refused(each)
-        return items_answer(head, response, bodies, development=self._settings.development)
+        return items_http_response(head, response, bodies, development=self._settings.development)
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
         """Return the stream of a streaming model's outputs for one item."""
@@ -365,7 +365,7 @@ async def _events(exchange: Exchange, head: RequestHead, request: StreamedCall) 
             yield body
 
 
-def items_answer(
+def items_http_response(
     head: RequestHead, response: ItemsResponse, bodies: list[bytes | WeirError], *, development: bool = False
 ) -> HttpResponse:
     """Return the response to one item or to a list of items. `bodies` has the encoded output or the error of each. Raises the error of a single item."""

@@ -274,7 +274,7 @@ def json_response(value: Any, headers: Iterable[tuple[bytes, bytes]] = (), statu
     return HttpResponse(status, [JSON_HEADER, *headers], encode_safely(value))
 
 
-def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
+def error_response(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
     """Return the response for `error`: its status, its JSON body, and Retry-After, Allow or WWW-Authenticate where due.
 
     `model` is the name of the requested model, if known. A traceback is shown only with `development`.
@@ -508,7 +508,7 @@ def openai_error(error: BaseException, *, code: str | None = None, development: 
     return {"error": value}
 
 
-def openai_error_answer(error: BaseException, *, code: str | None = None, development: bool = False) -> HttpResponse:
+def openai_error_response(error: BaseException, *, code: str | None = None, development: bool = False) -> HttpResponse:
     """Return the response for `error`; see `openai_error`."""
     document = openai_error(error, code=code, development=development)
     return HttpResponse(http_code(error), error_headers(error), encode_safely(document))

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
-from weir.messages import NO_ANSWER, Dispatch, Form, Kind, Request, with_key
+from weir.messages import NO_RESPONSE, Dispatch, Form, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 from weir.workers.executor import discard, is_block
 from weir.workers.timer import end_tasks
@@ -252,9 +252,9 @@ class StreamedCall(RequestBase):
         self._wake()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the last response, unless it is NO_ANSWER, and end the stream."""
+        """Keep the last response, unless it is NO_RESPONSE, and end the stream."""
         self.dispatch = dispatch
-        if output is not NO_ANSWER:
+        if output is not NO_RESPONSE:
             self._kept.append(output)
             self._last = True
         self._over = True

@@ -47,13 +47,13 @@ class Delivery:
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: no request is divided, and every entry has its response.
         unwanted = finish_each(dispatch.requests, outputs, dispatch, undelivered)
-        answered: Sequence[Request] = dispatch.requests
+        responded: Sequence[Request] = dispatch.requests
         if unwanted:
             before = {id(request) for request, _ in unwanted}
-            answered = [request for request in dispatch.requests if id(request) not in before]
+            responded = [request for request in dispatch.requests if id(request) not in before]
             for _, output in unwanted:
                 discard(output)
-        self._had_their_end(answered, None, now)
+        self._had_their_end(responded, None, now)
 
     def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
         """Give the requests of a streaming model the parts in `events`; `give` delivers the rest afterwards.
@@ -72,23 +72,23 @@ class Delivery:
                 refused.append((request, error))
             except Exception:
                 undelivered(request)
-        if responses.answered:
-            self.tell("streamed", responses.answered, responses.firsts, now)
+        if responses.responded:
+            self.tell("streamed", responses.responded, responses.firsts, now)
         return refused
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
         """Give each request, which must be settled already, its response or error."""
-        answered = []
+        responded = []
         for request, output in ends:
             if isinstance(output, WeirError):
                 self.give_error(request, output, now)
                 continue
-            answered.append(request)
+            responded.append(request)
             try:
                 request.finish(output, dispatch)
             except Exception:
                 undelivered(request)
-        self._had_their_end(answered, None, now)
+        self._had_their_end(responded, None, now)
 
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
         """Give each request, which must be settled already, an error that `error` makes for it."""

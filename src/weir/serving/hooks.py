@@ -127,17 +127,17 @@ class HookedBatch:
     @property
     def responses(self) -> list[Any]:
         """The argument of `after_batch`: the responses, in order, without the errors."""
-        return [self._outputs[index] for index in self._answered()]
+        return [self._outputs[index] for index in self._with_response()]
 
     def put_responses(self, responses: list[Any]) -> None:
         """Store the result of `after_batch`."""
-        for index, response in zip(self._answered(), responses, strict=True):
+        for index, response in zip(self._with_response(), responses, strict=True):
             self._outputs[index] = response
 
     def encode(self, writer: ResultWriter) -> None:
         """Encode the responses in the content types that their callers accept. A response that is not as declared, or has no such form,
         becomes a ModelError."""
-        for index in self._answered():
+        for index in self._with_response():
             accept, output = self._accepts[index], self._outputs[index]
             if accept in _VALUES and not is_block(output):
                 (self._outputs[index],) = writer.write([output], accept)
@@ -161,7 +161,7 @@ class HookedBatch:
     def _open(self) -> list[int]:
         return [index for index, output in enumerate(self._outputs) if output is MISSING]
 
-    def _answered(self) -> list[int]:
+    def _with_response(self) -> list[int]:
         return [
             index
             for index, output in enumerate(self._outputs)

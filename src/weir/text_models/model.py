@@ -247,7 +247,7 @@ class TextEncoder(Model):
         assert self._runtime is not None
         threads = self._share * self.share.threads
         widths = self._widths if self._share > 1 else None
-        answers: list[Any] = [None] * len(batch)
+        outputs: list[Any] = [None] * len(batch)
         fixed = self._files.max_length if self.text.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
         for places in runs(lengths, self.run_tokens or 1, self.share.padding_cost):
@@ -270,14 +270,14 @@ class TextEncoder(Model):
             odd = _rows_not_finite(results, texts)
             for row, (place, text) in enumerate(zip(places, texts, strict=True)):
                 if row in odd:
-                    answers[place] = _not_finite("text")
+                    outputs[place] = _not_finite("text")
                     continue
                 found = [
                     self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
                     for output in text.outputs or (_OWN,)
                 ]
-                answers[place] = tuple(found) if text.outputs else found[0]
-        return answers
+                outputs[place] = tuple(found) if text.outputs else found[0]
+        return outputs
 
     def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
         """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""

@@ -198,4 +198,4 @@ class TextsInFronts:
                 handle.virtual_time = partial(getattr, encoder, "virtual_time")
                 encoder.serve(handle)
                 is_short = _TOKEN_BYTES * encoder.max_length <= LONGEST_TOKENS
-                self._hot.update([model.name] if model.has_small_answers and is_short else ())
+                self._hot.update([model.name] if model.has_small_responses and is_short else ())

@@ -442,7 +442,7 @@ class FastTexts:
         """See RouteHandler: the body names the model."""
         return None
 
-    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
+    def error_response(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """See RouteHandler."""
         return self._errors.refusal(error)
 
@@ -479,7 +479,7 @@ class FastTextCall(HttpTextCall):
             message.headers.extend(echo_headers(self.head))
         if self.exchange.trace is not None:
             message.headers.extend(trace_headers(self.exchange))
-        self._connection.answer(self._plan, message)
+        self._connection.respond(self._plan, message)
         return len(message.body)
 
 

@@ -139,7 +139,7 @@ class EmbeddingProduct:
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return the handlers for the fast path. They answer requests with small responses, so none for vectors of tokens."""
-        models = {model.name for model in self._models if model.has_small_answers}
+        models = {model.name for model in self._models if model.has_small_responses}
         return [FastTexts(api.texts, models) for api in self._apis]
 
     def in_fronts(self) -> ProductInFronts:

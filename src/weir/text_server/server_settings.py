@@ -53,7 +53,7 @@ class ZeroMqSettings(Checked):
     )
     zmq_port_out: int | None = setting(None, "port for ZeroMQ responses (default: the request port plus 1)", rule=PORT)
     zmq_max_message_size: int = setting(256 << 20, "largest request in bytes, over all its frames", rule=AT_LEAST_ONE)
-    zmq_max_answer_size: int = setting(
+    zmq_max_response_size: int = setting(
         2 << 30, "largest response in bytes: the vectors of one request", rule=AT_LEAST_ONE
     )
     zmq_max_in_flight: int = setting(256 << 20, "bytes of running requests at which reading pauses", rule=AT_LEAST_ONE)

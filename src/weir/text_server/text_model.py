@@ -313,7 +313,7 @@ class ServedTextModel:
         return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.further))
 
     @property
-    def has_small_answers(self) -> bool:
+    def has_small_responses(self) -> bool:
         """Whether its responses are small: it makes no vectors of tokens."""
         return self.recipe.pooling not in OF_TOKENS or self.recipe.pooling is Pooling.SPARSE
 

@@ -424,7 +424,7 @@ class TritonPythonModel:
     model.load()
 
     def sent(length: int) -> Any:
-        return next(model.predict([{"IN": np.zeros((1, length), np.int32)}]))[0].answer["OUT"].tolist()
+        return next(model.predict([{"IN": np.zeros((1, length), np.int32)}]))[0].result["OUT"].tolist()
 
     with ThreadPoolExecutor(4) as callers:
         assert sent(1) == [[1]]  # `execute` has not returned

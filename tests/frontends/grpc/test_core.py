@@ -285,7 +285,7 @@ async def test_messages_are_charged_until_they_are_answered() -> None:
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             call = rig.raw(INFER, large(4_600_000), compression=compression)
             await refuses(call, Code.RESOURCE_EXHAUSTED, "max_waiting_bytes")
-        executor.answer_next(lambda batch: [b"1"] * len(batch))
+        executor.respond_next(lambda batch: [b"1"] * len(batch))
         assert await accepted
         await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
 
@@ -326,7 +326,7 @@ async def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
         for _ in range(20):
             await until(lambda: bool(executor.pending))
             assert rig.context.account.held_bytes < 350_000
-            executor.answer_next(lambda batch: [b"1"] * len(batch))
+            executor.respond_next(lambda batch: [b"1"] * len(batch))
             assert read_stream_response(await call.read())[1].outputs
         await sending
         await until(lambda: rig.context.account.held_bytes == 0)

@@ -53,7 +53,7 @@ async def test_raw_tensors() -> None:
         (output,) = response.outputs
         assert (response.model, response.version, response.id) == ("double", "", "7")
         assert (output.name, output.datatype, output.array.tolist()) == ("y", "INT32", [[6, 8]])
-    assert [request.form.frontend for request in rig.observer.answers[0][0]] == ["grpc"]
+    assert [request.form.frontend for request in rig.observer.responses[0][0]] == ["grpc"]
     ((model, frontend, received, sent),) = rig.observer.transfers
     assert (model, frontend) == ("double", "grpc") and received > 8 and sent > 8
 
@@ -135,7 +135,7 @@ async def test_a_caller_who_leaves_leaves_the_line(streams: bool) -> None:
             call.cancel()
         await until(lambda: rig.observer.ends == 3)
         assert rig.service.state()["waiting"] == 0
-        assert {type(error) for _, error, _ in rig.observer.answers} == {Cancelled}
+        assert {type(error) for _, error, _ in rig.observer.responses} == {Cancelled}
 
 
 async def test_a_deadline_that_passes_is_said_also_if_it_is_a_parameter() -> None:
@@ -426,7 +426,7 @@ async def test_a_draining_server_answers_the_requests_of_a_stream_and_ends_it() 
         await until(lambda: bool(executor.pending))
         rig.server.refuse()
         draining = asyncio.ensure_future(rig.drain(10))
-        executor.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
+        executor.respond_next(lambda payloads: [{"y": payloads[0]["x"]}])
         assert read_stream_response(await call.read())[1].id == "7"
         assert await call.code() is Code.UNAVAILABLE
         assert await draining

@@ -143,7 +143,7 @@ async def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
         await refuses(rig.infer(make_request()), Code.UNAVAILABLE, "is shutting down")
         draining = asyncio.ensure_future(rig.drain())
         await asyncio.sleep(0)
-        executor.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
+        executor.respond_next(lambda payloads: [{"y": payloads[0]["x"]}])
         assert await accepted
         assert await draining
 
@@ -177,7 +177,7 @@ async def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
         finally:
             client.kill()
             await client.wait()
-    assert [type(error) for _, error, _ in rig.observer.answers] == [Cancelled]
+    assert [type(error) for _, error, _ in rig.observer.responses] == [Cancelled]
 
 
 def test_bursts_of_calls_are_queued_and_none_is_cancelled() -> None:

@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_has_a_line() -> None:
             before = len(lines)
             client.reset()
             await until(lambda: len(lines) > before)  # noqa: B023  (it is called in this turn)
-            executor.answer_next(lambda payloads: [b"9"])
+            executor.respond_next(lambda payloads: [b"9"])
         assert [status for _, _, status in lines.short] == [LEFT, LEFT]
 
 
@@ -127,7 +127,7 @@ async def test_a_request_that_ends_for_what_comes_behind_it_has_one_line() -> No
         server.account.add(1 << 20)  # of others
         client.writer.write(100 * POST)
         assert b" 429 " in await client.rest()
-        executor.answer_next(lambda payloads: [b"9"])
+        executor.respond_next(lambda payloads: [b"9"])
         client.close()
         assert lines.short == [("POST", "/infer/square", 429)]
 

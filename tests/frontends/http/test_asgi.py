@@ -269,7 +269,7 @@ async def test_an_item_of_a_list_lets_go_of_its_tensors_when_it_has_its_answer()
                 gc.collect()
                 assert [each() for each in answered] == [None] * len(answered)
                 answered.append(weakref.ref(executor.pending[0][1].payloads[0]["a"]))
-                executor.answer_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
+                executor.respond_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
                 executor.batches.clear()
             assert (await request).json() == [{"output": {"sum": [[0.0, 0.0]]}}] * 2
 

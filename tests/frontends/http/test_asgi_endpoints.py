@@ -26,7 +26,7 @@ from weir.frontends.http.fast.plan import HttpHead, _may
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.response import HttpResponse, openai_error_answer
+from weir.protocols.response import HttpResponse, openai_error_response
 from weir.testing import FakeExecutor
 
 
@@ -38,13 +38,13 @@ def says(text: str) -> ASGIApp:
 
 
 ENDPOINTS = [
-    HttpEndpoint("POST", "/v1/things", says("made"), {"summary": "Make"}, openai_error_answer),
-    HttpEndpoint("GET", "/v1/things", says("all"), {"summary": "List"}, openai_error_answer),
-    HttpEndpoint("GET", "/v1/things/{thing:path}", says("one"), {"summary": "Show"}, openai_error_answer),
-    HttpEndpoint("POST", "/", says("alias"), None, openai_error_answer),
+    HttpEndpoint("POST", "/v1/things", says("made"), {"summary": "Make"}, openai_error_response),
+    HttpEndpoint("GET", "/v1/things", says("all"), {"summary": "List"}, openai_error_response),
+    HttpEndpoint("GET", "/v1/things/{thing:path}", says("one"), {"summary": "Show"}, openai_error_response),
+    HttpEndpoint("POST", "/", says("alias"), None, openai_error_response),
     HttpEndpoint("GET", "/", says("index"), {"summary": "Index"}),
     HttpEndpoint("GET", "/", says("hidden"), {"summary": "Hidden"}),
-    HttpEndpoint(ANY, "/v1/{path:path}", says("unknown"), None, openai_error_answer),
+    HttpEndpoint(ANY, "/v1/{path:path}", says("unknown"), None, openai_error_response),
 ]
 
 
@@ -81,7 +81,7 @@ def test_descriptions_lists_and_refusals_are_those_of_the_endpoints() -> None:
         "/": {"get": {"summary": "Index"}},
     }
     assert listed(routes_of(ENDPOINTS), "/v1/") == "POST /v1/things, GET /v1/things, GET /v1/things/{thing}"
-    assert refusals_of(ENDPOINTS) == {"/v1": openai_error_answer, "/v1/things": openai_error_answer}
+    assert refusals_of(ENDPOINTS) == {"/v1": openai_error_response, "/v1/things": openai_error_response}
 
 
 async def test_batch_jobs_are_described_and_refuse_in_the_form_of_their_api(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def stuck(**settings: Any) -> tuple[Service, FakeExecutor]:
 
 def square_all(server: Running, executor: FakeExecutor) -> None:
     server.until(lambda: bool(executor.pending))
-    server.call(executor.answer_next, lambda payloads: [str(int(each) ** 2).encode() for each in payloads])
+    server.call(executor.respond_next, lambda payloads: [str(int(each) ** 2).encode() for each in payloads])
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, bool]:
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_has_its_request_cancelled(serve: Serve, stage: str
         with server.connect() as connection:
             connection.sendall(POST + b"3")
             server.until(lambda: len(executor.batches) == 1 and service.state()["waiting"] == (stage == "waiting"))
-        server.until(lambda: any(isinstance(error, Cancelled) for _, error, _ in observer.answers))
+        server.until(lambda: any(isinstance(error, Cancelled) for _, error, _ in observer.responses))
         if stage == "waiting":
             square_all(server, executor)
             assert neighbour.result().json() == 4

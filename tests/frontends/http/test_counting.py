@@ -20,7 +20,7 @@ from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.frontends.http.asgi import Body, discard_body, unpacked
 from weir.protocols import HttpSettings
-from weir.protocols.account import CLAIM, Account, Counted, charge_answer, release
+from weir.protocols.account import CLAIM, Account, Counted, charge_response, release
 from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.response import CODINGS, compress
@@ -57,7 +57,7 @@ async def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -
         assert "max_waiting_bytes" in refused.json()["error"]["message"]
         account.give(500_000)
         for _ in calls:
-            executor.answer_next(lambda batch: [b"done"] * len(batch))
+            executor.respond_next(lambda batch: [b"done"] * len(batch))
         assert [each.status_code for each in await asyncio.gather(*calls)] == [200, 200]
 
 
@@ -71,7 +71,7 @@ async def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
         assert account.held_bytes > 32_000 + 16_000
         refused = await client.post("/v2/models/m/infer", json=document)
         assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
-        executor.answer_next(lambda batch: [{} for _ in batch])
+        executor.respond_next(lambda batch: [{} for _ in batch])
         assert (await call).status_code == 500
 
 
@@ -129,7 +129,7 @@ async def test_every_body_and_answer_is_charged_whoever_reads_and_makes_them() -
         # Beyond the limit: it exists.
         await send({"type": "http.response.body", "body": b"x" * 5000, "more_body": True})
         await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
-        charge_answer(100)
+        charge_response(100)
         await send({"type": "http.response.body", "body": b"x" * 100})
 
     async def send(message: Any) -> None:

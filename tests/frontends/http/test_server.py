@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_at_any_stage_costs_nothing(how: str, subtest
                     client.close()
                 await until(lambda: not server.connections)
                 while executor.pending:
-                    executor.answer_next(always(b"9"))  # it comes too late
+                    executor.respond_next(always(b"9"))  # it comes too late
                 assert all(block.shares == 0 for block in executor.blocks)
                 assert len(executor.cancelled) == len(executor.batches) == dispatched
                 other = await Client.connect(server)
@@ -296,7 +296,7 @@ async def test_drain_finishes_what_was_accepted() -> None:
         assert not draining.done()
         with pytest.raises(OSError):
             await Client.connect(server)
-        executor.answer_next(lambda _: [b"nine"])
+        executor.respond_next(lambda _: [b"nine"])
         assert await draining
         assert await busy.answer() == (200, b"nine")
         assert await busy.rest() == b""

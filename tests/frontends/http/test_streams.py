@@ -49,7 +49,7 @@ def test_every_answer_is_an_event(serve: Serve) -> None:
     assert data(packed) == [1, 2]
     server.until(lambda: len(heard.transfers) == 4)
     assert heard.transfers[0] == ("count", "http", 1, len(response.content))
-    assert {request.form.frontend for requests, _, _ in heard.answers for request in requests} == {"http"}
+    assert {request.form.frontend for requests, _, _ in heard.responses for request in requests} == {"http"}
     explained = server.client.post("/infer/count", content=b"3", headers={"x-explain": "1"})
     assert explained.headers["x-batch-size"] == "1"
     assert server.client.post("/inference", content=b"1").text == "data: 1\n\n"
@@ -115,7 +115,7 @@ def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody(serve: Serve)
     server = serve(*streaming(Ticking, observers=[heard], params=params, stream_buffer=8))
     with server.connect() as connection:
         connection.sendall(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"go"')
-        server.until(lambda: any(error is not None for _, error, _ in heard.answers))
+        server.until(lambda: any(error is not None for _, error, _ in heard.responses))
         while not received.endswith(b"0\r\n\r\n"):
             received += connection.recv(1 << 16)
     assert b"event: error" in received and b'"Overloaded"' in received and b"stream_buffer" in received

@@ -101,7 +101,7 @@ def test_what_is_refused_raises_and_is_logged_with_the_client(
 
 
 def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
-    with Opened(zmq_max_message_size=100_000, zmq_max_answer_size=32 * 1000) as opened:
+    with Opened(zmq_max_message_size=100_000, zmq_max_response_size=32 * 1000) as opened:
         client = connect(opened, timeout=-1)
         with pytest.raises(TypeError, match=r"TooLarge: a request of 30\d{4} bytes \(zmq_max_message_size\)"):
             client.encode(["x" * 300_000])

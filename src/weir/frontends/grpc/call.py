@@ -273,7 +273,7 @@ def _text(value: str | bytes) -> str:
 
 
 FRONTEND = "grpc"
-Answer = Callable[[Any, IncomingCall], Awaitable[Any]]
+Respond = Callable[[Any, IncomingCall], Awaitable[Any]]
 
 # A status is sent in the trailers, of which clients accept 8 KiB in total. A byte that is not printable ASCII is percent-encoded there and
 # takes three (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, "Status-Message").
@@ -289,11 +289,11 @@ class Handler(NamedTuple):
     takes_stream: bool = False
 
 
-def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
+def unary(method: Method, respond: Respond, *, development: bool) -> Handler:
     """Return the handler of a unary call. `answer` takes the request message and returns the response message."""
 
     async def run(call: IncomingCall, body: bytes) -> None:
-        message = await answer(parse(method, body), call)
+        message = await respond(parse(method, body), call)
         call.end(body=message.SerializeToString())
 
     return Handler(in_task(run, development=development))

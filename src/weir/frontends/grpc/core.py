@@ -213,7 +213,7 @@ class Unsent:
         self._account = account
         self.patience = patience
         self._numbers = count()
-        self._answers: dict[int, tuple[Any, int, float]] = {}  # the core's call, bytes and since when, oldest first
+        self._responses: dict[int, tuple[Any, int, float]] = {}  # the core's call, bytes and since when, oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def add(self, call: Any, size_bytes: int) -> int:
@@ -221,24 +221,24 @@ class Unsent:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         self._account.add(size_bytes)
-        self._answers[number] = call, size_bytes, loop.time()
+        self._responses[number] = call, size_bytes, loop.time()
         if self._looking is None:
             self._looking = loop.call_later(_LOOK_EVERY, self._look)
         return number
 
     def remove(self, number: int) -> None:
         """Forget a response that has been sent, or never will be."""
-        _, size_bytes, _ = self._answers.pop(number)
+        _, size_bytes, _ = self._responses.pop(number)
         self._account.give(size_bytes)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         late = loop.time() - (self.patience / _PATIENCE_DIVISOR if self._account.over else self.patience)
-        for call, _, since in self._answers.values():
+        for call, _, since in self._responses.values():
             if since >= late:
                 break
             call.cancel()
-        self._looking = loop.call_later(_LOOK_EVERY, self._look) if self._answers else None
+        self._looking = loop.call_later(_LOOK_EVERY, self._look) if self._responses else None
 
 
 _log = logging.getLogger("weir.grpc")

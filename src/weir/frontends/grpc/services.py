@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import ParseDict
 
 from weir.errors import Draining, ModelNotFound, ModelNotReady, Overloaded, Unauthorized, WeirError
-from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
+from weir.frontends.grpc.call import Handler, IncomingCall, Respond, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryCall, UnaryInference
 from weir.protocols.access import CLASS_HEADER, Control, caller_in
 from weir.protocols.data_plane import DataPlane, check_ready, load_document
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weir.serving.handle import Models
 
 
-def data_plane_call(method: Method, plane: DataPlane, control: Control) -> Answer:
+def data_plane_call(method: Method, plane: DataPlane, control: Control) -> Respond:
     """Return what responds to a method of DATA_PLANE: it reads the message, makes the call, and writes the message of the response."""
     call = next(each for each in DATA_PLANE.values() if method.name in each.grpc)
     loaded = _LOADED.get(method.name)
@@ -143,20 +143,20 @@ class Reflection:
         package = f"grpc.reflection.{version}"
         self._response = message(f"{package}.ServerReflectionResponse")
         self._services = sorted(services)
-        self._answers: dict[str, Callable[[Any], dict[str, Any]]] = {
+        self._responses: dict[str, Callable[[Any], dict[str, Any]]] = {
             "file_by_filename": lambda name: _files(POOL.FindFileByName(name)),
             "file_containing_symbol": lambda name: _files(POOL.FindFileContainingSymbol(name)),
             "list_services": self._list,
         }
 
-    def answer(self, request: Any) -> Any:
+    def respond(self, request: Any) -> Any:
         """Return the response to one request of a stream."""
         question = request.WhichOneof("message_request")
         made = self._response(valid_host=request.host, original_request=request)
-        if question not in self._answers:  # requests about extensions: the server's messages have none
+        if question not in self._responses:  # requests about extensions: the server's messages have none
             return self._failed(made, grpc.StatusCode.NOT_FOUND, f"{question}: is not supported")
         try:
-            found = self._answers[question](getattr(request, question))
+            found = self._responses[question](getattr(request, question))
         except KeyError as error:
             return self._failed(made, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
         made.MergeFrom(self._response(**found))
@@ -285,8 +285,8 @@ class Services:
 
         async def watching(call: IncomingCall, body: bytes) -> None:
             with self._watchers(self._knows_key(call)):
-                async for answer in self._health.watch(parse(watch, body)):
-                    await call.write(answer.SerializeToString())
+                async for response in self._health.watch(parse(watch, body)):
+                    await call.write(response.SerializeToString())
 
         self.handlers[watch.path] = Handler(in_task(watching, development=self._development))
 
@@ -315,7 +315,7 @@ class Services:
 
         async def reflecting(call: IncomingCall, _: bytes) -> None:
             while (body := await call.read()) is not None:
-                await call.write(reflection.answer(parse(method, body)).SerializeToString())
+                await call.write(reflection.respond(parse(method, body)).SerializeToString())
                 call.release(len(body))
 
         self.handlers[method.path] = Handler(in_task(reflecting, development=self._development), takes_stream=True)

@@ -67,7 +67,7 @@ from weir.protocols.account import Account, Counted
 from weir.protocols.data_plane import ModelNames, ReadyState, check_ready
 from weir.protocols.exchange import HttpProtocol, inference_of
 from weir.protocols.kserve import V1, KserveContext, KserveProtocol, KserveV1Protocol
-from weir.protocols.kserve import error_answer as kserve_error
+from weir.protocols.kserve import error_response as kserve_error
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.response import (
@@ -77,7 +77,7 @@ from weir.protocols.response import (
     accepted_coding,
     compressed_off_loop,
     encode_safely,
-    error_answer,
+    error_response,
     json_response,
 )
 from weir.serving.handle import ModelHandle, ModelHealth
@@ -575,7 +575,9 @@ def exception_handlers(context: KserveContext) -> Mapping[Any, ExceptionHandler]
             return as_response(kserve_error(error if is_path else NotFound(f"{path}: unknown path")))
         # Only a page of a known model gets far enough to fail otherwise.
         known = not isinstance(error, (ModelNotFound, MethodNotAllowed))
-        return as_response(error_answer(error, named or None if known else None, development=context.http.development))
+        return as_response(
+            error_response(error, named or None if known else None, development=context.http.development)
+        )
 
     async def unknown(request: Request, error: Exception) -> Response:
         path = request.scope["path"]

@@ -34,11 +34,11 @@ from weir.errors import (
 from weir.messages import CURRENT_TRACE, TRACEPARENT
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
-from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
+from weir.protocols.account import Pace, charge, charge_response, release, unpacking
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead, once_read
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, parsed, unpack
-from weir.protocols.response import Headers, HttpResponse, coding_of, compressed_off_loop, decompress, error_answer
+from weir.protocols.response import Headers, HttpResponse, coding_of, compressed_off_loop, decompress, error_response
 from weir.serving import NAME_IN_PATH
 from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
@@ -196,7 +196,7 @@ def inner_path(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
-async def send_answer(send: Send, response: HttpResponse, *, more: bool = False) -> None:
+async def send_response(send: Send, response: HttpResponse, *, more: bool = False) -> None:
     """Send `response`. With `more`, the request stays open until an empty body follows."""
     await send(_head(response))
     await send({"type": "http.response.body", "body": response.body, "more_body": more})
@@ -265,17 +265,17 @@ class AsgiCall:
     def _document(self) -> dict[str, Any]:
         return {} if self.body.strip() in (b"", b"null") else read_object(self.body)
 
-    async def answer(self, response: HttpResponse) -> None:
+    async def respond(self, response: HttpResponse) -> None:
         """Send the response, with what identifies the request."""
-        await send_answer(self.send, identified(response, self.headers))
+        await send_response(self.send, identified(response, self.headers))
 
     async def refuse(self, response: HttpResponse) -> None:
         """Send the response, also before the body has arrived. A large body, or the rest of one, is discarded for a while, and the connection closed then."""
         if not self._incoming.closes(self.scope):
-            return await self.answer(response)
+            return await self.respond(response)
         if self.version.startswith("1"):  # HTTP/2 forbids the header: RFC 9113, section 8.2.2
             response.headers.append((b"connection", b"close"))
-        await send_answer(self.send, identified(response, self.headers), more=True)
+        await send_response(self.send, identified(response, self.headers), more=True)
         await discard_body(self.receive, self._settings.body_timeout)
         await self.send({"type": "http.response.body", "body": b""})
 
@@ -327,9 +327,9 @@ class Endpoint:
             return await call.refuse(self._refusal(error))
         if body is not None:
             call.body = body
-            response = await self._answer(call)
+            response = await self._respond(call)
             if response is not None:
-                await call.answer(self._charged(response))
+                await call.respond(self._charged(response))
 
     async def _read(self, call: AsgiCall) -> bytes | None:
         settings, headers = self._settings, dict(call.headers)
@@ -348,12 +348,12 @@ class Endpoint:
     def _charged(self, response: HttpResponse) -> HttpResponse:
         """Charge `response` and return it, or return the response for the error if the account has no room."""
         try:
-            charge_answer(len(response.body))
+            charge_response(len(response.body))
         except WeirError as error:
             return self._refusal(error)
         return response
 
-    async def _answer(self, call: AsgiCall) -> HttpResponse | None:
+    async def _respond(self, call: AsgiCall) -> HttpResponse | None:
         try:
             return await self._handler(call)
         except Exception as error:
@@ -429,7 +429,7 @@ class EventStream:
                 self._started = True
                 response = self._refusal(error)
                 self.sent_bytes += len(response.body)
-                return await self._call.answer(response)
+                return await self._call.respond(response)
             await self._write(write_event(self._source.failure(error), "error"))
         await self._write(b"", more=False)
 
@@ -460,7 +460,7 @@ class AsgiInference:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path, call = inner_path(scope), AsgiCall(scope, receive, send, self._settings)
-        if await call.refuses_head(partial(self._protocol_at(path).error_answer, service=None)):
+        if await call.refuses_head(partial(self._protocol_at(path).error_response, service=None)):
             return
         for protocol in self._protocols:
             try:
@@ -468,9 +468,9 @@ class AsgiInference:
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
                     Exchange(service, frontend=FRONTEND).refused(error)
-                return await call.refuse(protocol.error_answer(error, service))
+                return await call.refuse(protocol.error_response(error, service))
             if head is not None:
-                return await self._answer(protocol, head, call)
+                return await self._infer(protocol, head, call)
         return await self._app(scope, receive, send)
 
     def _protocol_at(self, path: str) -> HttpProtocol:
@@ -478,13 +478,13 @@ class AsgiInference:
         others = [each for each in self._protocols if each.prefix != b"/" and path.startswith(each.prefix.decode())]
         return (*others, self._protocols[-1])[0]
 
-    async def _answer(self, protocol: HttpProtocol, head: HttpRequestHead, call: AsgiCall) -> None:
+    async def _infer(self, protocol: HttpProtocol, head: HttpRequestHead, call: AsgiCall) -> None:
         headers = call.headers
         exchange = Exchange(head.service, frontend=FRONTEND, headers=headers, peer=call.peer)
         try:
             body = await call.received()
         except WeirError as error:
-            return await call.refuse(protocol.error_answer(exchange.refused(error), head.service))
+            return await call.refuse(protocol.error_response(exchange.refused(error), head.service))
         if body is None:
             return
         size = len(body)
@@ -499,7 +499,7 @@ class AsgiInference:
             await self._send_events(response, exchange, protocol, size, call)
         else:
             exchange.transferred(size, len(response.body))
-            await call.answer(response)
+            await call.respond(response)
 
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
@@ -510,22 +510,22 @@ class AsgiInference:
                 body = await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
             if head.stream:
                 return await protocol.stream(exchange, head, body)
-            response = await protocol.answer(exchange, head, body)
+            response = await protocol.respond(exchange, head, body)
             if head.accept_coding and len(response.body) > self._settings.compress_above:
                 response = await compressed_off_loop(response, head.accept_coding)
-            charge_answer(len(response.body))
+            charge_response(len(response.body))
             return response
         except Exception as error:
             if isinstance(error, WeirError):
                 exchange.refused(error)
             else:
                 _log.error("a response of %s cannot be written", exchange.service.facts.name, exc_info=error)
-            return protocol.error_answer(error, exchange.service)
+            return protocol.error_response(error, exchange.service)
 
     async def _send_events(
         self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, call: AsgiCall
     ) -> None:
-        refusal = partial(protocol.error_answer, service=exchange.service)
+        refusal = partial(protocol.error_response, service=exchange.service)
         async with aclosing(source.parts):
             events = EventStream(source, refusal, call, self._settings.stream_keep_alive)
             await events.run()
@@ -561,12 +561,12 @@ class EndpointRoute(Route):
     """The endpoints of one path. It takes all methods, so that it refuses those that it has not as its own API does."""
 
     def __init__(self, endpoints: Mapping[str, HttpEndpoint]) -> None:
-        super().__init__(next(iter(endpoints.values())).path, self.answer)
-        self.app = self.answer
+        super().__init__(next(iter(endpoints.values())).path, self.respond)
+        self.app = self.respond
         self.methods = None
         self.endpoints = endpoints
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         found = self.endpoints.get(method) or self.endpoints.get(ANY)
@@ -660,7 +660,7 @@ class Gate:
 
     async def _refuse(self, error: Unauthorized, scope: Scope, receive: Receive, send: Send) -> None:
         path = inner_path(scope)
-        refuse = next((refuse for prefix, refuse in self._refusals.items() if path.startswith(prefix)), error_answer)
+        refuse = next((refuse for prefix, refuse in self._refusals.items() if path.startswith(prefix)), error_response)
         response = refuse(error)
         if scope["type"] == "websocket":
             return await _deny(response, scope, send)
@@ -690,7 +690,7 @@ async def _deny(response: HttpResponse, scope: Scope, send: Send) -> None:
     async def send_denial(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    await send_answer(send_denial, response)
+    await send_response(send_denial, response)
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -29,7 +29,7 @@ from weir.protocols.access import Control
 from weir.protocols.data_plane import DataPlane, KserveError
 from weir.protocols.entries import ITEM_INPUTS
 from weir.protocols.exchange import inference_of
-from weir.protocols.kserve import KserveContext, error_answer
+from weir.protocols.kserve import KserveContext, error_response
 from weir.protocols.response import NO_STORE, HttpResponse, json_response
 from weir.wire.data_plane import DATA_PLANE, DataPlaneCall
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
@@ -110,7 +110,7 @@ PREFIX = "/v2"
 
 def kserve_endpoints(context: KserveContext) -> list[HttpEndpoint]:
     """Return the endpoints of DATA_PLANE. What this server does not offer is not described, and refused."""
-    plane, refuse = DataPlane(context), partial(error_answer, development=context.http.development)
+    plane, refuse = DataPlane(context), partial(error_response, development=context.http.development)
     hidden: tuple[str, ...] = () if context.regions.allowed else (f"{PREFIX}/systemsharedmemory",)
     hidden += () if context.has_manager else (f"{PREFIX}/repository", f"{PREFIX}/workers")
     found: list[HttpEndpoint] = []
@@ -138,7 +138,7 @@ class GenerateBody(Struct):
     parameters: InferParameters = InferParameters()
 
 
-class GenerateAnswer(Struct):
+class GenerateResponse(Struct):
     """The response to such a request, with a field for each output in addition to these."""
 
     model_name: str
@@ -162,7 +162,7 @@ def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, An
     """Return the OpenAPI paths of everything that `context` offers, inference once for each model, and the components that they refer to;
     types stand in place of their schemas."""
     _, components = json_schemas(
-        [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateAnswer]
+        [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateResponse]
     )
     paths: dict[str, Any] = described_paths(kserve_endpoints(context))
     for service in context.registry.all:
@@ -190,14 +190,14 @@ class _ModelCalls:
         response = self._narrowed(ReadResponse, {"outputs": self._tensors(self._outputs)})
         needed = [tensor.name for tensor in self._inputs if not tensor.optional]
         flat = {JSON: {"schema": self._narrowed(GenerateBody, _flat(self._inputs), needed)}}
-        flat_answer = {JSON: {"schema": self._narrowed(GenerateAnswer, _flat(self._outputs))}}
+        flat_response = {JSON: {"schema": self._narrowed(GenerateResponse, _flat(self._outputs))}}
         events = {CONTENT_TYPE: EVENTS}
         examples = {"examples": found} if (found := _examples(self._service.facts.model)) else {}
         tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
         return {
             "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": response}, OCTETS: _BYTES}),
             "infer_stream": self._call("infer_stream", "with tensors, as a stream", tensors, events),
-            "generate": self._call("generate", "by name", flat, flat_answer),
+            "generate": self._call("generate", "by name", flat, flat_response),
             "generate_stream": self._call("generate_stream", "by name, as a stream", flat, events),
         }
 

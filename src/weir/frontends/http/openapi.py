@@ -48,10 +48,10 @@ class Described:
         self.components: dict[str, Schema] = {}
         self._prefix = re.sub(r"[^A-Za-z0-9._-]", "_", name)
         if is_tensor_model(model):
-            self.item, self.answer = tensors_schema(model.inputs), tensors_schema(model.outputs)
+            self.item, self.output = tensors_schema(model.inputs), tensors_schema(model.outputs)
         else:
             self.item = self._schema(model.Input, "Input")
-            self.answer = self._schema(model.Output, "Output")
+            self.output = self._schema(model.Output, "Output")
         self.examples = [example_value(each) for each in model.examples]
 
     def _schema(self, declared: Any, role: str) -> Schema:
@@ -99,11 +99,11 @@ def _tensor_schema(tensor: Tensor) -> Schema:
 
 
 def example_value(example: Any) -> dict[str, Any]:
-    """Return an example as {"item", "answer"}, as JSON can hold it; "answer" only if the model declares it."""
+    """Return an example as {"item", "output"}, as JSON can hold it; "output" only if the model declares it."""
     given = example if isinstance(example, Example) else Example(example)
     shown = {"item": _plain(given.item)}
     if given.expected is not ...:
-        shown["answer"] = _plain(given.expected)
+        shown["output"] = _plain(given.expected)
     return shown
 
 
@@ -457,10 +457,10 @@ def paths_of(registry: "Models", service: "ModelHandle") -> list[str]:
 def _operation(service: "ModelHandle", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
     model, streams = service.facts.model, service.facts.streaming
     types = read_types(model, batch)
-    item, answer = described.item, described.answer
+    item, output = described.item, described.output
     if batch:
-        item, answer = {"type": "array", "items": item}, {"type": "array", "items": _batch_answer(answer)}
-    written = {each: _body(each, answer, {} if batch else _examples(described, "answer", batch)) for each in types}
+        item, output = {"type": "array", "items": item}, {"type": "array", "items": _batch_output(output)}
+    written = {each: _body(each, output, {} if batch else _examples(described, "output", batch)) for each in types}
     shown = "The response" + (", with an output or an error for each item" if batch else "")
     return described_call(
         path.strip("/").replace("/", "_"),
@@ -478,8 +478,8 @@ def _operation(service: "ModelHandle", described: Described, path: str, *, batch
 _EVENTS_SHOWN = "The responses, each as the data of an event, in JSON; an error after the first is an event `error`"
 
 
-def _batch_answer(answer: Schema) -> Schema:
-    output = {"type": "object", "properties": {"output": answer}, "required": ["output"]}
+def _batch_output(of_one: Schema) -> Schema:
+    output = {"type": "object", "properties": {"output": of_one}, "required": ["output"]}
     return {"oneOf": [output, _reference(FailedItem)]}
 
 
@@ -562,11 +562,11 @@ def described_call(
 
 
 def operation(
-    method: str, path: str, summary: str, answer: Any, error: Any = ErrorBody, *, tag: str = "server", **more: Any
+    method: str, path: str, summary: str, response: Any, error: Any = ErrorBody, *, tag: str = "server", **more: Any
 ) -> dict[str, Any]:
     """Return the operation of `method` at `path`. `answer` is the type of its response, or the content type of one that is not JSON; `error` is the
     type of its errors; `more` is that of `described_call`."""
-    content = {answer: {}} if isinstance(answer, str) else {JSON: {"schema": answer}}
+    content = {response: {}} if isinstance(response, str) else {JSON: {"schema": response}}
     name = f"{method}_{re.sub('[{}]', '', re.sub('[/.]', '_', path.strip('/')))}"
     failures = {"default": {"description": "What is wrong", "content": {JSON: {"schema": error}}}}
     return described_call(name, tag, summary, content, failures | more.pop("failures", {}), **more)
@@ -576,11 +576,11 @@ def described_page(method: str, path: str, page: Callable[..., Any]) -> dict[str
     """Return the operation of the page that answers `method` at `path`. Its docstring says what it is good for; its return type,
     `Annotated[HttpResponse, answer]`, what it answers, see `described_call`; and `Annotated[Request, body]` what it takes, if it has a body."""
     hints = get_type_hints(page, include_extras=True)
-    (answer,) = hints["return"].__metadata__
+    (response,) = hints["return"].__metadata__
     more: dict[str, Any] = {}
     for body in getattr(hints.get("request"), "__metadata__", ()):
         more = {"body": {JSON: {"schema": body}}, "failures": _error_responses(_CHANGE_ERRORS)}
-    described = operation(method.lower(), path, summary_of(page), answer, **more)
+    described = operation(method.lower(), path, summary_of(page), response, **more)
     if path.startswith("/health"):
         described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the response says why"}
     return described

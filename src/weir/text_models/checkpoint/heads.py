@@ -147,7 +147,7 @@ def read_heads(checkpoint: "Checkpoint", config: JsonDocument, splade: JsonDocum
     )
 
 
-def read_answers(checkpoint: "Checkpoint", yes: int | None, no: int | None) -> TokenHead:
+def read_responses(checkpoint: "Checkpoint", yes: int | None, no: int | None) -> TokenHead:
     """Return the layer of one number on a decoder's last token: that of the word `yes` minus that of the word `no`, which are token ids.
 
     Raises SettingsError if the model is no decoder or its vocabulary lacks a word.

@@ -22,8 +22,8 @@ from weir.text_models.checkpoint.heads import (
     ModelHeads,
     TokenHead,
     is_token_classifier,
-    read_answers,
     read_heads,
+    read_responses,
 )
 from weir.text_models.checkpoint.onnx_files import (
     RUNTIME,
@@ -476,7 +476,7 @@ class Checkpoint:
             raise SettingsError(
                 f"{self.layout.files[-1]}: its tokens {self.layout.answers} must be those of yes and no, {(yes, no)}: only models that answer so are served"
             )
-        return read_answers(self, yes, no)
+        return read_responses(self, yes, no)
 
     @property
     def judges(self) -> bool:

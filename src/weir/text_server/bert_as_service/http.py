@@ -220,7 +220,7 @@ class EncodeLead(TypedDict):
     tokens: NotRequired[list[list[str]]]
 
 
-class EncodeAnswer(EncodeLead):
+class EncodeResponse(EncodeLead):
     """The vectors of texts."""
 
     result: Annotated[list[Any], Meta(description="for each text a vector, or a list with one for each token")]
@@ -382,7 +382,7 @@ _EXAMPLE = {"id": 1, "texts": ["First do it", "then do it right"]}
 _ENCODE = "Encode texts and images, as bert-as-service and clip-as-service do"
 
 
-@EncodeEndpoint("/encode", _ENCODE, _EXAMPLE, EncodeAnswer, TextTask.EMBED, uploads=True)
+@EncodeEndpoint("/encode", _ENCODE, _EXAMPLE, EncodeResponse, TextTask.EMBED, uploads=True)
 def encode(request: EncodeBody, exchange: TextExchange) -> HttpWork:
     """Read a request, whose response is written as JSON."""
     texts = _texts(request, exchange.context)
@@ -418,7 +418,7 @@ class ClipRequest(Struct):
     model: str | None = None
 
 
-class ClipAnswer(TypedDict):
+class ClipResponse(TypedDict):
     """The documents with their vectors, or with their matches, the best first."""
 
     data: list[dict[str, Any]]
@@ -431,7 +431,7 @@ _OF_DATA = ErrorForm(partial(_error_document, None), field="data")
 _MATCHES = {"data": [{"text": "First do it", "matches": [{"text": "do it first"}, {"text": "rest"}]}]}
 _ENCODE_CLIP, _RANK_CLIP = "Encode documents, as clip-as-service does", "Rank matches, as clip-as-service does"
 _OF_CLIP = VisionFacts(scale=100.0, bias=0.0, independent=False)  # for a model that has none
-_clip_endpoint = partial(TextEndpoint, response=ClipAnswer, task=TextTask.EMBED, name=NAME, errors=_OF_DATA)
+_clip_endpoint = partial(TextEndpoint, response=ClipResponse, task=TextTask.EMBED, name=NAME, errors=_OF_DATA)
 
 
 @_clip_endpoint("/rank", _RANK_CLIP, _MATCHES)

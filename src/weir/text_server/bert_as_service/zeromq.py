@@ -430,17 +430,17 @@ class RequestHandler:
         """Publish the response. Return its size in bytes."""
         publisher, topic = self.publisher, request.identity
         size = _FLOAT_BYTES * request.size * self.encoder.dimensions
-        self._check_answer(request.size, size)
+        self._check_response(request.size, size)
         await publisher.room(topic, size + OVERHEAD)
         try:
             encoded = await self._encode(call.exchange, request)
-            self._check_answer(request.size, encoded.vectors.nbytes)
+            self._check_response(request.size, encoded.vectors.nbytes)
             if encoded.foreign:
                 call.exchange.warn_of_ids(encoded.foreign)
             call.made = len(encoded.counts), sum(encoded.truncated)
-            answer = frames.write_vectors(request, encoded.vectors, encoded.tokens)
-            publisher.publish(answer)
-            return size_of(answer)
+            message = frames.write_vectors(request, encoded.vectors, encoded.tokens)
+            publisher.publish(message)
+            return size_of(message)
         finally:
             publisher.made(topic, size + OVERHEAD)
 
@@ -487,11 +487,11 @@ class RequestHandler:
             raise error
         return max(_FIRST_WAIT, error.retry_after or 0.0)
 
-    def _check_answer(self, texts: int, size: int) -> None:
-        most = self.settings.zmq_max_answer_size
+    def _check_response(self, texts: int, size: int) -> None:
+        most = self.settings.zmq_max_response_size
         if size > most:
-            rule = f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
-            raise TooLarge(rule)
+            limit = f"a response may have {most} (zmq_max_response_size)"
+            raise TooLarge(f"texts: {texts}; their vectors have {size} bytes, {limit}")
 
     def fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
         """Publish the error of a request."""
@@ -509,11 +509,11 @@ class RequestHandler:
         status, is_config = self.status, request.command == frames.SHOW_CONFIG
         facts = (status.config if is_config else status.server_status)(_client_name(request))
         facts["show_tokens_to_client"] = self.settings.zmq_show_tokens
-        answer = frames.write_facts(request, facts)
+        message = frames.write_facts(request, facts)
         if is_config:
-            asyncio.get_running_loop().call_later(CONFIG_DELAY, self.publisher.publish, answer)
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self.publisher.publish, message)
         else:
-            self.publisher.publish(answer)
+            self.publisher.publish(message)
 
     def _end_server(self, request: ZeroMqRequest, peer: str) -> None:
         """Make the server drain and end, if the peer may do so. Only a subscriber gets a response: bert-serving-terminate does not subscribe."""

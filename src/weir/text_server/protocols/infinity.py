@@ -26,7 +26,7 @@ from weir.text_server.pictures import Asked, Message, Part, has_pictures
 from weir.text_server.protocols.openai import (
     OPENAI_ERRORS,
     CutTo,
-    EmbeddingsAnswer,
+    EmbeddingsResponse,
     OpenAIEndpoint,
     TextModelCard,
     TokenUsage,
@@ -73,7 +73,7 @@ class Relevance(TypedDict):
     document: str | None
 
 
-class InfinityAnswer(TypedDict):
+class InfinityResponse(TypedDict):
     """What every response has."""
 
     model: str
@@ -82,14 +82,14 @@ class InfinityAnswer(TypedDict):
     created: int
 
 
-class RerankAnswer(InfinityAnswer):
+class RerankResponse(InfinityResponse):
     """The ranking, the best document first."""
 
     object: Literal["rerank"]
     results: list[Relevance]
 
 
-class ClassifyAnswer(InfinityAnswer):
+class ClassifyResponse(InfinityResponse):
     """For each text its labels, the likeliest first."""
 
     object: Literal["classify"]
@@ -105,7 +105,7 @@ _RANKING, _PAIRS = {"query": _QUERY, "documents": _DOCUMENTS}, {"queries": _QUER
 
 
 @infinity_endpoint(
-    "/rerank", "Rank texts, as infinity does", _RANKING, RerankAnswer, TextTask.RERANK, errors=_OF_DOCUMENTS
+    "/rerank", "Rank texts, as infinity does", _RANKING, RerankResponse, TextTask.RERANK, errors=_OF_DOCUMENTS
 )
 def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for a ranking."""
@@ -118,12 +118,12 @@ def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
             {"relevance_score": each.score, "index": each.index, "document": each.text}
             for each in ranking.write(encoded)
         ]
-        return json_response(RerankAnswer(object="rerank", results=results, **_lead(ranking.encoder, encoded)))
+        return json_response(RerankResponse(object="rerank", results=results, **_lead(ranking.encoder, encoded)))
 
     return ranking.written(write)
 
 
-@infinity_endpoint("/classify", "Label texts and images", _TEXTS, ClassifyAnswer, TextTask.PREDICT)
+@infinity_endpoint("/classify", "Label texts and images", _TEXTS, ClassifyResponse, TextTask.PREDICT)
 def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for labels."""
     raw = bool(request.raw_scores)
@@ -139,12 +139,12 @@ def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
 
     def write(encoded: Encoded) -> HttpResponse:
         data = work.write(encoded)
-        return json_response(ClassifyAnswer(object="classify", data=data, **_lead(work.encoder, encoded)))
+        return json_response(ClassifyResponse(object="classify", data=data, **_lead(work.encoder, encoded)))
 
     return work.written(write)
 
 
-def _lead(encoder: Encodes, encoded: Encoded) -> InfinityAnswer:
+def _lead(encoder: Encodes, encoded: Encoded) -> InfinityResponse:
     return {
         "model": listed_name(encoder),
         "usage": usage_of(encoded),
@@ -153,7 +153,7 @@ def _lead(encoder: Encodes, encoded: Encoded) -> InfinityAnswer:
     }
 
 
-class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
+class InfinityEmbeddingsResponse(EmbeddingsResponse):
     """The vectors of texts, in order."""
 
     id: str
@@ -174,7 +174,13 @@ class EmbeddingsEndpoint(OpenAIEndpoint):
 
 _ENCODE = "Encode texts and images, as infinity does"
 embed = EmbeddingsEndpoint(
-    "/embeddings", _ENCODE, _TEXTS, InfinityEmbeddingsAnswer, TextTask.EMBED, variants=embeddings.variants, uploads=True
+    "/embeddings",
+    _ENCODE,
+    _TEXTS,
+    InfinityEmbeddingsResponse,
+    TextTask.EMBED,
+    variants=embeddings.variants,
+    uploads=True,
 )(embeddings.read)
 
 

@@ -178,7 +178,7 @@ class EmbeddingsLead(TypedDict):
     truncated: NotRequired[Truncated]
 
 
-class EmbeddingsAnswer(EmbeddingsLead):
+class EmbeddingsResponse(EmbeddingsLead):
     """The vectors of texts, in order."""
 
     data: list[NumberedVector]
@@ -258,7 +258,7 @@ _EXAMPLE = {"input": ["First do it", "then do it right"]}
 _ENCODE, _MESSAGES = "Encode texts and images, as OpenAI does", "Encode the content of messages, as vLLM does"
 
 
-@TextEndpoint("/v1/embeddings", _MESSAGES, None, EmbeddingsAnswer, TextTask.EMBED, name=NAME, errors=OPENAI_ERRORS)
+@TextEndpoint("/v1/embeddings", _MESSAGES, None, EmbeddingsResponse, TextTask.EMBED, name=NAME, errors=OPENAI_ERRORS)
 def of_messages(request: MessagesRequest, exchange: HttpExchange) -> HttpWork:
     """Read a request for the vector of messages."""
     contents = [each.content if isinstance(each.content, list) else [each.content] for each in request.messages]
@@ -274,7 +274,7 @@ def of_messages(request: MessagesRequest, exchange: HttpExchange) -> HttpWork:
     "/v1/embeddings",
     _ENCODE,
     _EXAMPLE,
-    EmbeddingsAnswer,
+    EmbeddingsResponse,
     TextTask.EMBED,
     variants={"messages": of_messages},
     uploads=True,

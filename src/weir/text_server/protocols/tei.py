@@ -149,7 +149,7 @@ class VertexBody(Struct):
     instances: list[dict[str, Any]]
 
 
-class VertexAnswer(TypedDict):
+class VertexResponse(TypedDict):
     """The responses, in the order of the requests."""
 
     predictions: list[Any]
@@ -515,7 +515,7 @@ class Tei(TextApi):
         vertex = "Answer several requests in one, as TEI does for Vertex AI"
         instances = {"instances": [{"inputs": _TEXTS[0]}]}
         pages = [
-            TextPage("post", "/vertex", vertex, VertexAnswer, self.vertex, VertexBody, instances),
+            TextPage("post", "/vertex", vertex, VertexResponse, self.vertex, VertexBody, instances),
             TextPage("get", "/info", "Describe the first model of texts, as TEI does", TeiInfo, self.info),
         ]
         super().__init__(context, TeiError, endpoints, pages)

@@ -43,7 +43,7 @@ from weir.workers.run.steps import (
 
 logger = logging.getLogger("weir")
 
-STREAMED_FOR_ONE = hint_for_one("predict", "yield {index: answer, ...} for all items")
+STREAMED_FOR_ONE = hint_for_one("predict", "yield {index: result, ...} for all items")
 Yielded = dict[int, Any]  # what `predict` yields: responses by index in the list that it got
 
 
@@ -523,7 +523,7 @@ class StreamingRun:
         finally:
             batch.predict_seconds += perf_counter() - began
         if not isinstance(given, dict):
-            raise ModelError(f"predict yielded {kind_of(given)}, must be a dict of answers by index")
+            raise ModelError(f"predict yielded {kind_of(given)}, must be a dict of results by index")
         return given
 
     def _fail(self, error: BaseException, items: list[Any]) -> NoReturn:
@@ -535,14 +535,14 @@ class StreamingRun:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
-        responses = {_checked_index(index, count): answer for index, answer in given.items()}
+        responses = {_checked_index(index, count): result for index, result in given.items()}
         live = [index for index in responses if index not in left]
         if not live:
             return None
         entries = [course.entries[index] for index in live]
         chosen = [responses[index] for index in live]
         last = [isinstance(each, Last) for each in chosen]
-        outputs = self._written(batch, entries, [each.answer if isinstance(each, Last) else each for each in chosen])
+        outputs = self._written(batch, entries, [each.result if isinstance(each, Last) else each for each in chosen])
         kinds = [EventKind.DONE if final else EventKind.PART for final in last]
         events = Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
         course.ended([index for index, kind in zip(live, events.kinds or (), strict=True) if kind != EventKind.PART])

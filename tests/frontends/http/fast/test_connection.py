@@ -218,7 +218,7 @@ async def test_pipelined_requests_wait_for_the_one_before() -> None:
     async with site(FakeExecutor()) as here:
         await here.connect().deliver(post(b"1") + post(b"2"))
         assert here.executor.payloads == [[b"1"]]
-        here.executor.answer_next(always(b"one"))
+        here.executor.respond_next(always(b"one"))
         await settled()
         assert here.executor.payloads == [[b"1"], [b"2"]]
 
@@ -231,7 +231,7 @@ async def test_what_waits_behind_a_request_is_bounded() -> None:
         assert len(requests) - len(rest) < 200_000
         await settled()
         while here.executor.pending:
-            here.executor.answer_next(always(b"one"))
+            here.executor.respond_next(always(b"one"))
             rest = transport.receive(rest)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -365,7 +365,7 @@ async def test_a_full_arena_is_429_and_the_connection_goes_on() -> None:
         for _ in range(2):
             await settled()
             while here.executor.pending:
-                here.executor.answer_next(always(b"25"))
+                here.executor.respond_next(always(b"25"))
                 await settled()
             refused, *good = answers(second.sent)
             assert (refused.status, "retry-after" in refused.headers) == (429, True)
@@ -421,7 +421,7 @@ async def test_bodies_in_ordinary_memory_are_bounded_together() -> None:
         transports[1].receive(request[-1:])
         await settled()
         assert here.shared.account.held_bytes == 15 * 50_000  # as long as the request is in flight
-        executor.answer_next(squared)
+        executor.respond_next(squared)
         await settled()
         assert statuses(transports[1].sent) == [200]
         assert here.shared.account.held_bytes == 14 * 50_000
@@ -486,7 +486,7 @@ async def test_blocks_are_sent_from_where_they_are_and_released_when_sent(header
             transport, block = here.connect(), block_of(content)
             transport.stuck = stuck
             await transport.deliver(post(b"1", *headers) + post(b"2", *headers))
-            executor.answer_next(always(block))
+            executor.respond_next(always(block))
             await settled()
             assert block.shares == stuck
             if not headers:
@@ -497,7 +497,7 @@ async def test_blocks_are_sent_from_where_they_are_and_released_when_sent(header
             assert block.shares == 0
             assert answers(transport.sent)[0].body == content
             while executor.pending:
-                executor.answer_next(always(b"end"))
+                executor.respond_next(always(b"end"))
                 await settled()
 
 
@@ -506,7 +506,7 @@ async def test_a_block_is_released_when_the_peer_leaves_before_it_is_sent() -> N
         transport, block = here.connect(), block_of(b"x" * 50_000)
         transport.stuck = True
         await transport.deliver(post(b"1"))
-        here.executor.answer_next(always(block))
+        here.executor.respond_next(always(block))
         assert block.shares == 1
         await transport.leave()
         assert block.shares == 0

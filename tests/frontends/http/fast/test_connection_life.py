@@ -72,7 +72,7 @@ async def test_a_request_in_flight_is_left_in_peace() -> None:
         await transport.deliver(post(b"3", "X-Request-Timeout: 10000"))
         here.sweep(5000.0)
         assert not transport.is_closing()
-        here.executor.answer_next(always(b"9"))
+        here.executor.respond_next(always(b"9"))
         assert statuses(transport.sent) == [200]
 
 
@@ -81,7 +81,7 @@ async def test_hand_over_happens_only_when_nothing_is_in_flight() -> None:
         transport = here.connect()
         await transport.deliver(post(b"3") + GET + CHUNKED)
         assert not transport.sent
-        here.executor.answer_next(always(b"nine"))
+        here.executor.respond_next(always(b"nine"))
         await settled()
         received = answers(transport.sent)
         assert [answer.body for answer in received] == [b"nine", b"/hello ", b"/infer/square 3"]

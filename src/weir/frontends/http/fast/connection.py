@@ -190,16 +190,16 @@ class ResponseWriter(asyncio.BufferedProtocol):
         if self._pending:
             self._advance()
 
-    def answer(self, plan: "RoutePlan", response: HttpResponse) -> None:
+    def respond(self, plan: "RoutePlan", response: HttpResponse) -> None:
         """Write `response` to the request in flight. Its `plan` says whether the connection stays open."""
         if self.phase is OVER:  # the client has left while the response was being compressed
             return
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(response.status, response.headers, len(response.body), close=close)
         self.transport.write(head + response.body)
-        self._answered(close)
+        self._responded(close)
 
-    def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
+    def respond_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
         """Write the response whose body is in `block`. Release the block when the kernel has taken all of it."""
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(200, headers, len(block.view), close=close)
@@ -210,16 +210,16 @@ class ResponseWriter(asyncio.BufferedProtocol):
         if not self.transport.get_write_buffer_size():
             self._release_block()
             self.transport.set_write_buffer_limits()
-        self._answered(close)
+        self._responded(close)
 
-    def answer_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
+    def respond_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
         """Write the response whose body is `parts`, without copying them. They are freed when the kernel has taken them."""
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(200, headers, sum(map(len, parts)), close=close)
         self.transport.writelines((head, *parts))
-        self._answered(close)
+        self._responded(close)
 
-    def _answered(self, close: bool) -> None:
+    def _responded(self, close: bool) -> None:
         if close:
             self._request = None
             self._close()
@@ -238,7 +238,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.shared.refused(None, error)
         if self._pending.startswith(PRIOR_KNOWLEDGE):
             return self._close_after(GO_AWAY)
-        response = self._handler().error_answer(error, None)
+        response = self._handler().error_response(error, None)
         self._close_with(response if status is None else response._replace(status=status))
 
     # Leaving.
@@ -659,18 +659,18 @@ class Connection(ResponseWriter):
         """Refuse a request whose body has been read, before a service has it."""
         self.phase = BUSY
         self.shared.refused(self._plan.service, error)
-        self.answer(self._plan, self._plan.handler.error_answer(error, self._plan.service))
+        self.respond(self._plan, self._plan.handler.error_response(error, self._plan.service))
 
     def _refuse_before_body(self, error: WeirError) -> None:
         plan = self._plan
         self.shared.refused(plan.service, error)
         close = self.shared.draining or not plan.keep_alive
         if close or plan.expects_continue or plan.length > self.shared.settings.max_body_size:
-            self._close_with(plan.handler.error_answer(error, plan.service))
+            self._close_with(plan.handler.error_response(error, plan.service))
             return
         self.phase = SKIP
         self._left = plan.length
-        response = plan.handler.error_answer(error, plan.service)
+        response = plan.handler.error_response(error, plan.service)
         self.transport.write(self.shared.heads.head(*response[:2], len(response.body), close=False) + response.body)
 
     def hand_over(self, plan: "RoutePlan", body: bytes) -> None:

@@ -619,10 +619,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._end_all()
         if first is None or not first.response_started:
             target = self.url if first is None else first.scope["raw_path"]
-            answer = self._shared.handler_of(target).error_answer(error, None)
-            head = self._shared.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
-            self.transport.write(head + answer.body)
-            self._log(status or answer.status, len(answer.body))
+            response = self._shared.handler_of(target).error_response(error, None)
+            head = self._shared.heads.head(status or response.status, response.headers, len(response.body), close=True)
+            self.transport.write(head + response.body)
+            self._log(status or response.status, len(response.body))
         self.transport.close()
 
     def _end_all(self) -> None:

@@ -161,7 +161,7 @@ class HttpRequest(RequestBase, ChannelCall):
             and not shared.draining
             and dispatch.woken_at is None
         ):
-            head = shared.heads.plain.get(plan.answer_type) or shared.heads.plain_head(plan.answer_type)
+            head = shared.heads.plain.get(plan.response_type) or shared.heads.plain_head(plan.response_type)
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(output), output))
             tally = plan.tally
             tally.received += plan.length
@@ -172,7 +172,7 @@ class HttpRequest(RequestBase, ChannelCall):
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
-        self._answer(self._error_answer(error))
+        self._send_response(self._error_response(error))
 
     def pass_on(self) -> None:
         """Have another process of the server respond."""
@@ -187,10 +187,10 @@ class HttpRequest(RequestBase, ChannelCall):
         """Return what `body` has of the request: all of it, or a Block behind the plan's lead."""
         return body if type(body) is bytes else bytes(body.view[self.plan.lead :])
 
-    def _error_answer(self, error: BaseException) -> HttpResponse:
+    def _error_response(self, error: BaseException) -> HttpResponse:
         if isinstance(error, WeirError):
             self.connection.shared.refused(self.head.service, error)
-        return self.plan.handler.error_answer(error, self.head.service)
+        return self.plan.handler.error_response(error, self.head.service)
 
     def abandon(self) -> None:
         """Close the connection: the response could not be written, and a part of it may have been."""
@@ -198,19 +198,19 @@ class HttpRequest(RequestBase, ChannelCall):
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         head = self.head
-        headers = [(b"content-type", self.plan.answer_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
+        headers = [(b"content-type", self.plan.response_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
         if self.form.explain:
             headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):
-            self._answer(HttpResponse(200, headers, output_body(head, output)))
+            self._send_response(HttpResponse(200, headers, output_body(head, output)))
         else:
             self._count(len(output.view))
-            self.connection.answer_block(self.plan, headers + echo_headers(head) + trace_headers(self), output)
+            self.connection.respond_block(self.plan, headers + echo_headers(head) + trace_headers(self), output)
 
     def _is_compressed(self, size: int) -> bool:
         return bool(self.head.accept_coding) and size > self.connection.shared.settings.compress_above
 
-    def _answer(self, response: HttpResponse) -> None:
+    def _send_response(self, response: HttpResponse) -> None:
         response.headers.extend(echo_headers(self.head))
         response.headers.extend(trace_headers(self))
         if not self._is_compressed(len(response.body)):
@@ -224,7 +224,7 @@ class HttpRequest(RequestBase, ChannelCall):
 
     def _write(self, response: HttpResponse) -> None:
         self._count(len(response.body))
-        self.connection.answer(self.plan, response)
+        self.connection.respond(self.plan, response)
 
     def _count(self, sent: int) -> None:
         self.plan.tally.received += self.plan.length
@@ -249,7 +249,7 @@ class HotNative(NativeProtocol):
         if not _is_hot(head):
             return False
         plan.head = head
-        plan.answer_type = head.form.accept
+        plan.response_type = head.form.accept
         plan.in_arena = head.plain
         return True
 
@@ -418,7 +418,7 @@ class KserveRequest(HttpRequest):
 
     def fail(self, error: Exception) -> None:
         """Write the error, uncompressed: clients of the protocol do not decompress errors."""
-        response = self._error_answer(error)
+        response = self._error_response(error)
         response.headers.extend(trace_headers(self))
         self._write(response)
 
@@ -464,10 +464,10 @@ class KserveRequest(HttpRequest):
         size = sum(map(len, reply.parts))
         headers = [*reply.headers, *start_headers(self.arrival, dispatch)]  # the layout keeps those of the reply
         if self._is_compressed(size):
-            self._answer(HttpResponse(200, headers, b"".join(reply.parts)))
+            self._send_response(HttpResponse(200, headers, b"".join(reply.parts)))
         else:
             self._count(size)
-            self.connection.answer_parts(self.plan, headers + trace_headers(self), reply.parts)
+            self.connection.respond_parts(self.plan, headers + trace_headers(self), reply.parts)
 
 
 class HotKserve(KserveProtocol):
@@ -500,7 +500,7 @@ class HotKserve(KserveProtocol):
             if head.header_length <= _MAX_HEADER and not head.service.facts.needs_measure:
                 head.layouts = HeadMemo(max_entries=_MAX_LAYOUTS, max_seen=64)
         plan.head = head
-        plan.answer_type = JSON
+        plan.response_type = JSON
         plan.in_arena = tensors
         plan.lead = head.lead
         return True

@@ -206,7 +206,7 @@ class RouteHandler(Protocol):
     def named(self, path: str) -> "ModelHandle | None":
         """Return the service that `path` names, or None."""
 
-    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
+    def error_response(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
 
 
@@ -218,7 +218,7 @@ class RoutePlan:
     """
 
     __slots__ = (
-        "answer_type", "error", "expects_continue", "hand_over", "head", "head_bytes", "in_arena", "keep_alive", "lead", "length",
+        "response_type", "error", "expects_continue", "hand_over", "head", "head_bytes", "in_arena", "keep_alive", "lead", "length",
         "handler", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
@@ -235,7 +235,7 @@ class RoutePlan:
         self.memorable = False
         self.error: WeirError | None = None
         self.service: ModelHandle | None = None  # the service that the request names, if known
-        self.answer_type = ""  # content type of an output that is bytes
+        self.response_type = ""  # content type of an output that is bytes
         self.in_arena = False  # a large body is received into shared memory
         self.lead = 0  # unused bytes before the body there
         # An output of at most this many bytes is sent behind a head of `Heads.plain`. -1: none is.
