@@ -15,7 +15,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.exchange import Exchange, StreamPart
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY
+from weir.protocols.offloading import LONG_BODY, LONG_RESPONSE
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -93,7 +93,7 @@ async def over(call: Recorded) -> None:
 
 async def test_a_response_is_sent_and_counted_after_all_was_given_back() -> None:
     async with serving(Pair) as (service, observer):
-        for size, length in ((1, 1), (LONG_BODY + 1, LONG_ANSWER + 1)):
+        for size, length in ((1, 1), (LONG_BODY + 1, LONG_RESPONSE + 1)):
             call = Recorded(service, size, length)
             call.begin()
             await over(call)
@@ -127,7 +127,7 @@ async def test_who_leaves_stops_what_is_under_way_and_gets_nothing(state: str) -
         service,
         observer,
     ):
-        long = {"reading": {"size": LONG_BODY + 1}, "writing": {"length": LONG_ANSWER + 1}}
+        long = {"reading": {"size": LONG_BODY + 1}, "writing": {"length": LONG_RESPONSE + 1}}
         call = Recorded(service, **long.get(state, {}))
         if state in long:
             call.go_on.clear()
@@ -161,7 +161,7 @@ async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
 
         for attribute in ("_read", "_writing", "_written", "send", "charge"):
             error = wrong if attribute.startswith("_") else no_room
-            call = Recorded(service, LONG_BODY + 1, LONG_ANSWER + 1)
+            call = Recorded(service, LONG_BODY + 1, LONG_RESPONSE + 1)
             setattr(call, attribute, partial(raised, error))
             call.begin()
             await over(call)

@@ -26,7 +26,7 @@ from weir.errors import InvalidRequest, Overloaded, TooLarge
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, entries, offloading
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, off_loop, parsed, work_later
+from weir.protocols.offloading import LONG_BODY, LONG_RESPONSE, HeadMemo, off_loop, parsed, work_later
 from weir.serving.service import Service
 from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
@@ -44,8 +44,8 @@ async def test_where_a_body_is_read_depends_on_its_length() -> None:
     assert await off_loop(LONG_BODY + 1, thread) == "weir-read-long_0"
     assert await off_loop(1 << 20, thread) == "weir-read-long_0"
     assert await off_loop((1 << 20) + 1, thread) == "weir-read-large_0"
-    assert await off_loop(LONG_ANSWER, thread, writes=True) == thread()
-    assert await off_loop(LONG_ANSWER + 1, thread, writes=True) == "weir-write_0"
+    assert await off_loop(LONG_RESPONSE, thread, writes=True) == thread()
+    assert await off_loop(LONG_RESPONSE + 1, thread, writes=True) == "weir-write_0"
 
 
 async def test_large_bodies_do_not_delay_long_ones() -> None:
@@ -230,7 +230,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 
 COUNT = 20_000
-MANY = LONG_ANSWER // 8  # numbers of an answer that is long
+MANY = LONG_RESPONSE // 8  # numbers of an answer that is long
 NESTED = [[1.5]] * COUNT
 
 

@@ -107,7 +107,7 @@ async def test_the_fast_path_answers_as_the_application_does() -> None:
 async def test_what_is_more_than_that_is_left_to_the_application(
     said: Any, headers: list[str], handed_over: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir.text_server.http.LONG_ANSWER", 1000)  # bytes
+    monkeypatch.setattr("weir.text_server.http.LONG_RESPONSE", 1000)  # bytes
 
     facts = TextFacts(outputs=tuple(TextOutput))
     encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=TextFacts())

@@ -109,7 +109,7 @@ def lead(request: Request) -> None:
     request.overtaken = 0
 
 
-# Answering, in pieces or whole.
+# Responses, in pieces or whole.
 
 
 class ListGather:

@@ -404,7 +404,7 @@ async def run_bench(
     """Put the same load on each of `targets`, in turns, and return the results.
 
     `watch(turn, ledger)` is called at the start of each round. Raises SettingsError for a wrong setting or a target that does not
-    answer. All targets are closed at the end, also after an error.
+    respond. All targets are closed at the end, also after an error.
     """
     names = [target.name for target in targets]
     if not names or len(set(names)) < len(names):

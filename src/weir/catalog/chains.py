@@ -439,7 +439,7 @@ class Chain(Service):
 
 
 class ChainSteps:
-    """The steps of one chain: which models they need, whether they fit together, and how they answer an item.
+    """The steps of one chain: which models they need, whether they fit together, and how they compute an item.
 
     `model` declares the tensors of the chain. `find` returns the service of a name and a version ("": the default one); the
     Registry sets it. Raises SettingsError for invalid steps.

@@ -209,7 +209,7 @@ class EmbeddingClient:
             show_tokens,
             prompt,
             bulk,
-            tuple(_image_file(image, place) for place, image in enumerate(images)),
+            tuple(_image_file(image, index) for index, image in enumerate(images)),
         )
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
@@ -402,7 +402,7 @@ def _is_text(text: Any) -> bool:
     return isinstance(text, list) and all(isinstance(token, int) for token in text)
 
 
-def _image_file(image: ImageSource, place: int) -> bytes:
+def _image_file(image: ImageSource, index: int) -> bytes:
     """Return an image as a file. Raises InvalidRequest naming its place, and SettingsError if Pillow is missing."""
     if isinstance(image, bytes):
         return image
@@ -416,10 +416,10 @@ def _image_file(image: ImageSource, place: int) -> bytes:
         file = BytesIO()
         image.save(file, "PNG", compress_level=1)
     except ModuleNotFoundError:
-        raise SettingsError(f"images[{place}]: an array needs Pillow; {add_extra('images')}") from None
+        raise SettingsError(f"images[{index}]: an array needs Pillow; {add_extra('images')}") from None
     except (OSError, AttributeError, TypeError, ValueError) as error:
         rule = "must be a path, bytes, an image of Pillow, or an array of uint8 [height, width, 3]"
-        raise InvalidRequest(f"images[{place}]: {rule} ({error})") from error
+        raise InvalidRequest(f"images[{index}]: {rule} ({error})") from error
     return file.getvalue()
 
 

@@ -37,7 +37,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageLimits(Checked):
-    """What an image may be, and the hosts that images are fetched from."""
+    """The limits of images, and the hosts that images are fetched from."""
 
     max_image_pixels: int = setting(
         64_000_000,
@@ -57,7 +57,7 @@ class ImageLimits(Checked):
 
 
 class Header(NamedTuple):
-    """What the header of an image states: its format, by Pillow's name, and its width and height in pixels."""
+    """The format of an image, by Pillow's name, and its width and height in pixels, as its header states them."""
 
     format: str
     width: int

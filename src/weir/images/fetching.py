@@ -31,7 +31,7 @@ _NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/
 
 
 class _Target(NamedTuple):
-    """What a URL points to. `authority` is HOST:PORT, and `path` has the query, too."""
+    """The target of a URL. `authority` is HOST:PORT, and `path` has the query, too."""
 
     scheme: str
     host: str

@@ -34,7 +34,7 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class _Config(msgspec.Struct):
-    """What the files of a checkpoint state, by their keys; the rest is as the processor does it."""
+    """The settings that the files of a checkpoint state, by their keys; the rest is as the processor does it."""
 
     size: Size
     crop_size: Size

@@ -183,16 +183,16 @@ def _url_of(source: Source) -> str:
     with source.path.open("rb") as file:
         begin_of_text(file)
         lines = enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1)
-        place, line = next(((place, line) for place, line in lines if line.strip()), (0, b""))
-    if not place:
+        number, line = next(((number, line) for number, line in lines if line.strip()), (0, b""))
+    if not number:
         raise SettingsError(f"{source.path}: {NO_REQUESTS}")
     try:
         url = json.loads(line)["url"]
     except (ValueError, KeyError, TypeError) as error:
         rule = "must be an object with custom_id, method, url and body"
-        raise SettingsError(f"{source.path}: line {place}: {rule}") from error
+        raise SettingsError(f"{source.path}: line {number}: {rule}") from error
     if source.url not in (None, url):
-        raise SettingsError(f"{source.path}: line {place}: url {url!r}: must be that of --url, {source.url}")
+        raise SettingsError(f"{source.path}: line {number}: url {url!r}: must be that of --url, {source.url}")
     return str(url)
 
 

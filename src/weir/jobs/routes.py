@@ -439,7 +439,7 @@ class JobRoutes:
 
 
 def _responding(handler: Handler) -> Handler:
-    """Return a handler that answers errors in OpenAI's form."""
+    """Return a handler whose errors are responses in OpenAI's form."""
 
     async def respond(request: Request) -> Response:
         try:

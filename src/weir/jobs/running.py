@@ -93,28 +93,30 @@ class InputFile:
         self.errors: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[JobRequest]:
-        number, place = 0, 0
+        number, line_number = 0, 0
         with self._path.open("rb") as file:
             start = begin_of_text(file)
             while len(self.errors) < MOST_ERRORS and (line := file.readline(self._max_line + 2)):
-                place += 1
+                line_number += 1
                 if len(line) > self._max_line + 1:
-                    self._note("line_too_long", place, f"has more than {self._max_line} bytes (max_body_size)")
+                    self._note("line_too_long", line_number, f"has more than {self._max_line} bytes (max_body_size)")
                     return
                 if line.strip():
                     if number == self._max_requests:
                         self._note(
-                            "too_many_requests", place, f"a job has at most {number} requests (batch_max_requests)"
+                            "too_many_requests",
+                            line_number,
+                            f"a job has at most {number} requests (batch_max_requests)",
                         )
                         return
-                    request = self._request(line, number, place, start)
+                    request = self._request(line, number, line_number, start)
                     number += 1
                     if request is not None:
                         yield request
-                elif place - number > self._max_requests:
+                elif line_number - number > self._max_requests:
                     self._note(
                         "too_many_lines",
-                        place,
+                        line_number,
                         f"a file has at most {self._max_requests} blank lines (batch_max_requests)",
                     )
                     return
@@ -122,19 +124,23 @@ class InputFile:
         if not number:
             self._note("empty_file", None, NO_REQUESTS)
 
-    def _request(self, line: bytes, number: int, place: int, start: int) -> JobRequest | None:
+    def _request(self, line: bytes, number: int, line_number: int, start: int) -> JobRequest | None:
         try:
             read = _DECODER.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._note("invalid_json_line", place, f"must be an object with custom_id, method, url and body: {error}")
+            self._note(
+                "invalid_json_line", line_number, f"must be an object with custom_id, method, url and body: {error}"
+            )
             return None
         if not 0 < len(read.custom_id) <= LONGEST_ID:
-            self._note("invalid_custom_id", place, f"custom_id: must have 1 to {LONGEST_ID} characters")
+            self._note("invalid_custom_id", line_number, f"custom_id: must have 1 to {LONGEST_ID} characters")
         elif read.method != "POST":
-            self._note("invalid_method", place, f"method {read.method[:20]!r}: must be POST")
+            self._note("invalid_method", line_number, f"method {read.method[:20]!r}: must be POST")
         elif read.url != self._endpoint:
             self._note(
-                "mismatched_url", place, f"url {read.url[:200]!r}: must be the endpoint of the job, {self._endpoint}"
+                "mismatched_url",
+                line_number,
+                f"url {read.url[:200]!r}: must be the endpoint of the job, {self._endpoint}",
             )
         else:
             return JobRequest(number, read.custom_id, start, len(line))
@@ -182,7 +188,7 @@ class Reply(NamedTuple):
     retry_after: float = 0.0
 
 
-class Answered(NamedTuple):
+class Ended(NamedTuple):
     """A response, and the bytes that it holds until it is stored."""
 
     response: JobResponse
@@ -401,24 +407,22 @@ class JobRunner:
         """Run the requests that have no response yet. Return the job in the state in which it is to be finalized."""
         path = await self.use(self.store.path, job.input_file_id)
         file = os.open(path, os.O_RDONLY)
-        running: set[asyncio.Task[Answered]] = set()
-        answered: list[Answered] = []
+        running: set[asyncio.Task[Ended]] = set()
+        ended: list[Ended] = []
         try:
             async with asyncio.timeout(max(0.0, job.expires_at - self.context.clock())):
-                await self._run_all(job, file, running, answered)
+                await self._run_all(job, file, running, ended)
         except TimeoutError:
             pass
         finally:
-            await self._withdraw(running, answered)
+            await self._withdraw(running, ended)
             os.close(file)
-            await self._store_responses(job, answered)
+            await self._store_responses(job, ended)
         if await self._is_cancelled(job):
             return await self.use(self.store.job, job.id)
         return await self.use(self.store.step, job.id, "finalizing", self.now)
 
-    async def _run_all(
-        self, job: Job, file: int, running: set[asyncio.Task[Answered]], answered: list[Answered]
-    ) -> None:
+    async def _run_all(self, job: Job, file: int, running: set[asyncio.Task[Ended]], ended: list[Ended]) -> None:
         last, waiting = -1, list[JobRequest]()
         while not await self._is_cancelled(job):
             if not waiting:
@@ -434,14 +438,14 @@ class JobRunner:
             done |= {task for task in running if task.done()}
             running -= done
             failed = next((task for task in done if task.exception()), None)
-            answered += [task.result() for task in done if not task.exception()]
-            await self._store_responses(job, answered)
+            ended += [task.result() for task in done if not task.exception()]
+            await self._store_responses(job, ended)
             if failed is not None:
                 failed.result()
 
-    async def _store_responses(self, job: Job, answered: list[Answered]) -> None:
-        """Store `answered`, which is empty then."""
-        storing, answered[:] = answered[:], []
+    async def _store_responses(self, job: Job, ended: list[Ended]) -> None:
+        """Store `ended`, which is empty then."""
+        storing, ended[:] = ended[:], []
         try:
             if storing:
                 await asyncio.shield(self.use(self.store.put, job.id, [each.response for each in storing]))
@@ -453,7 +457,7 @@ class JobRunner:
         """Whether a further request may be answered now."""
         return not self._room.locked() and self._line_bytes + request.length <= self.context.account.max_bytes // _PART
 
-    async def _begun(self, job: Job, file: int, request: JobRequest) -> asyncio.Task[Answered]:
+    async def _begun(self, job: Job, file: int, request: JobRequest) -> asyncio.Task[Ended]:
         await self._room.acquire()
         self._line_bytes += request.length
 
@@ -461,23 +465,23 @@ class JobRunner:
             self._room.release()
             self._line_bytes -= request.length
 
-        task = asyncio.create_task(self._answered(job, file, request))
+        task = asyncio.create_task(self._run_line(job, file, request))
         task.add_done_callback(ended)
         return task
 
-    async def _withdraw(self, running: set[asyncio.Task[Answered]], answered: list[Answered]) -> None:
+    async def _withdraw(self, running: set[asyncio.Task[Ended]], ended: list[Ended]) -> None:
         """End the requests that still run; keep the responses that came before that."""
         for task in running:
             task.cancel()
         ends = await asyncio.gather(*running, return_exceptions=True)
-        answered += [end for end in ends if isinstance(end, Answered)]
+        ended += [end for end in ends if isinstance(end, Ended)]
 
     async def _is_cancelled(self, job: Job) -> bool:
         if job.id in self._cancelled:
             return True
         return (await self.use(self.store.job, job.id)).status == "cancelling"
 
-    async def _answered(self, job: Job, file: int, request: JobRequest) -> Answered:
+    async def _run_line(self, job: Job, file: int, request: JobRequest) -> Ended:
         """Return the response to a request, which is sent again while the server has no room for it."""
         wait, claim = RETRY_MIN, self.context.account.claim()
         try:
@@ -494,7 +498,7 @@ class JobRunner:
         except BaseException:
             claim.close()
             raise
-        return Answered(response, claim)
+        return Ended(response, claim)
 
     async def _reply(self, job: Job, file: int, request: JobRequest, claim: Claim) -> Reply:
         """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output."""

@@ -24,7 +24,7 @@ from weir.errors import ModelNotReady, WeirError
 from weir.protocols.account import CLAIM, Account, Claim
 from weir.protocols.entries import QueueEntry
 from weir.protocols.exchange import Ended, Exchange, QueuedRequest, Stop, StreamPart, begin_task, inference_of
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later, written
+from weir.protocols.offloading import LONG_BODY, LONG_RESPONSE, work_later, written
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class ChannelCall:
         """Send `message`; if it is a Writing, what that writes, in a thread if it is long. Raises what Account.take raises."""
         if not isinstance(message, Writing):
             self.deliver(message)
-        elif message.size_bytes <= LONG_ANSWER:
+        elif message.size_bytes <= LONG_RESPONSE:
             self.deliver(message.write())
         else:
             self.charge(message.size_bytes)

@@ -80,7 +80,7 @@ def check_ready(registry: "Models", name: str, version: str = "") -> None:
 
 
 class LiveState(TypedDict):
-    """Whether this process answers."""
+    """Whether this process responds."""
 
     live: bool
 

@@ -73,7 +73,7 @@ class HeadMemo(Generic[Meaning]):
 
 
 LONG_BODY = 32 << 10  # bytes
-LONG_ANSWER = 8 * LONG_BODY
+LONG_RESPONSE = 8 * LONG_BODY
 _LARGE_BODY = 1 << 20
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     `work` runs in a thread if the size is long, so it must not change anything that others see; what it decodes it charges with `charge_values`. Cancelling
     the task that awaits this frees the body, unless `work` has begun. Raises what `work` raises, and Overloaded if there is not enough memory.
     """
-    if size_bytes <= (LONG_ANSWER if writes else LONG_BODY):
+    if size_bytes <= (LONG_RESPONSE if writes else LONG_BODY):
         return work()
     claim = CLAIM.get()
     job, begun = _begin(size_bytes, work, writes, None if claim is None or claim.beyond else claim.account)
@@ -153,7 +153,7 @@ async def written(size_bytes: int, write: Callable[[], T]) -> T:
 
     Raises what `write` raises and what Account.take raises.
     """
-    if size_bytes > LONG_ANSWER:
+    if size_bytes > LONG_RESPONSE:
         charge(size_bytes)
     return await off_loop(size_bytes, write, writes=True)
 

@@ -305,7 +305,7 @@ DEFAULT_TEXT, DEFAULT_COMPUTING = TextSettings(), ComputingSettings()
 
 
 class WorkerShare(NamedTuple):
-    """What a worker has of the machine, and how it divides its batches.
+    """The part of the machine that a worker has, and how it divides its batches.
 
     Attributes:
         threads: how many threads compute one batch on a CPU.

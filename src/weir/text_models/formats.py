@@ -1,4 +1,4 @@
-"""What the files of models are written in: JSON documents, fields of protocol buffers, and the names of ONNX files.
+"""The formats of models' files: JSON documents, fields of protocol buffers, and the names of ONNX files.
 
 Errors name the file, the key, the value and the rule.
 """
@@ -118,40 +118,40 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
     Raises Malformed if the message is cut off or has another wire type.
     """
-    place = 0
-    while place < len(message):
-        tag, place = read_varint(message, place)
+    offset = 0
+    while offset < len(message):
+        tag, offset = read_varint(message, offset)
         number, kind = tag >> 3, tag & 7
         value: int | bytes
         if kind == VARINT:
-            value, place = read_varint(message, place)
+            value, offset = read_varint(message, offset)
         elif kind in (FIXED32, FIXED64):
             size = 4 if kind == FIXED32 else 8
-            value, place = int.from_bytes(message[place : place + size], "little"), place + size
+            value, offset = int.from_bytes(message[offset : offset + size], "little"), offset + size
         elif kind == BYTES:
-            size, place = read_varint(message, place)
-            value, place = message[place : place + size], place + size
+            size, offset = read_varint(message, offset)
+            value, offset = message[offset : offset + size], offset + size
         else:
             raise Malformed(f"a field has the wire type {kind}, which does not exist")
-        if place > len(message):
+        if offset > len(message):
             raise Malformed("a field is cut off")
         yield number, value
 
 
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the varint at `place`, and the place after it. A varint is an integer in groups of seven bits, lowest group first.
+def read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Return the varint at `offset`, and the offset after it. A varint is an integer in groups of seven bits, lowest group first.
 
     Raises Malformed if the varint is cut off, or longer than the ten bytes of 64 bits.
     """
     number = 0
     for shift in range(0, 70, 7):
-        if place >= len(data):
+        if offset >= len(data):
             break
-        byte = data[place]
-        place += 1
+        byte = data[offset]
+        offset += 1
         number |= (byte & 127) << shift
         if byte < 128:
-            return number, place
+            return number, offset
     raise Malformed("a number is cut off")
 
 

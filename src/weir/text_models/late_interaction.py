@@ -66,7 +66,7 @@ def maxsim(query: NDArray[Any], document: NDArray[Any], *, mean: bool) -> NDArra
 
 
 class LateRole(NamedTuple):
-    """What stands before a query, or before a document.
+    """The text that stands before a query, or before a document.
 
     Attributes:
         prompt: what asks for it.

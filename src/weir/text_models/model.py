@@ -251,7 +251,7 @@ class TextEncoder(Model):
         fixed = self._files.max_length if self.text.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
         for places in runs(lengths, self.run_tokens or 1, self.share.padding_cost):
-            texts = [batch[place] for place in places]
+            texts = [batch[index] for index in places]
             inputs = padded_inputs(
                 texts,
                 pad_id=self._pad_id,
@@ -268,15 +268,15 @@ class TextEncoder(Model):
                 results = self._runtime.run(inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
             odd = _rows_not_finite(results, texts)
-            for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+            for row, (index, text) in enumerate(zip(places, texts, strict=True)):
                 if row in odd:
-                    outputs[place] = _not_finite("text")
+                    outputs[index] = _not_finite("text")
                     continue
                 found = [
                     self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
                     for output in text.outputs or (_OWN,)
                 ]
-                outputs[place] = tuple(found) if text.outputs else found[0]
+                outputs[index] = tuple(found) if text.outputs else found[0]
         return outputs
 
     def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
@@ -403,13 +403,13 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
     """
     run: list[int] = []
     tokens = 0
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        longest = lengths[place]
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        longest = lengths[index]
         tokens += longest
         if run and tokens + padding_cost * (longest * (len(run) + 1) - tokens) > run_tokens:
             yield run
             run, tokens = [], longest
-        run.append(place)
+        run.append(index)
     if run:
         yield run
 

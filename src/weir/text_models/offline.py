@@ -37,9 +37,9 @@ def encode(model: TextEncoder, texts: Sequence[str | Path], progress: Progress =
     for start in range(0, len(texts), _GROUP):
         group = texts[start : start + _GROUP]
         tokenized = model.preprocess_batch([_picture(each) if isinstance(each, Path) else each for each in group])
-        for place, (text, each) in enumerate(zip(group, tokenized, strict=True), start):
+        for index, (text, each) in enumerate(zip(group, tokenized, strict=True), start):
             if isinstance(each, Exception):
-                raise SettingsError(f"{text if isinstance(text, Path) else f'text {place + 1}'}: {each}")
+                raise SettingsError(f"{text if isinstance(text, Path) else f'text {index + 1}'}: {each}")
         vectors += model.predict(tokenized)
         progress(len(vectors), len(texts))
     return np.stack(vectors)
@@ -67,7 +67,7 @@ def search(
     vectors = unit_vectors(encode(model, [*texts, query], progress))
     similarities = vectors[:-1] @ vectors[-1]
     nearest = np.argsort(-similarities, kind="stable")[:top]
-    return [SearchHit(int(place) + 1, str(texts[place]), float(similarities[place])) for place in nearest]
+    return [SearchHit(int(index) + 1, str(texts[index]), float(similarities[index])) for index in nearest]
 
 
 def read_pictures(directory: Path) -> list[Path]:

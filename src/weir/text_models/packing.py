@@ -1,4 +1,4 @@
-"""The forms in which vectors are answered: numbers, their bytes as base64, or integers of 8 bits or of one bit for each number.
+"""The forms of vectors in responses: numbers, their bytes as base64, or integers of 8 bits or of one bit for each number.
 
 A vector that is to have fewer dimensions has been cut, and scaled to its length again, before it is packed.
 """

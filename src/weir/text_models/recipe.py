@@ -60,7 +60,7 @@ def chosen_recipe(
 
 
 class ModelFiles(NamedTuple):
-    """What the files of a model state, with its settings: its checkpoint, its recipe, its tokenizer, and the most tokens of a text."""
+    """A model as its files and its settings state it: its checkpoint, its recipe, its tokenizer, and the most tokens of a text."""
 
     checkpoint: "Checkpoint"
     recipe: Recipe

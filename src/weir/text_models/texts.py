@@ -63,7 +63,7 @@ class TextOptionFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextOutput(StrEnum):
-    """What a model makes of a text. The value is its name in requests, answers and errors."""
+    """A kind of result that a model makes of a text. The value is its name in requests, responses and errors."""
 
     DENSE = "dense"  # one vector
     SPARSE = "sparse"  # terms: ids of words, and their weights
@@ -362,18 +362,18 @@ def _parse_list(items: Sequence[Any], separator: str | None, vocab_size: int) ->
     if not items:
         raise InvalidRequest("the list is empty: it must have at least one word or token id")
     if isinstance(items[0], str):
-        for place, word in enumerate(items):
+        for index, word in enumerate(items):
             if not isinstance(word, str):
-                raise InvalidRequest(f"word {place} is {_shown(word)}: all must be strings")
-            check_string(word, f"word {place}")
+                raise InvalidRequest(f"word {index} is {_shown(word)}: all must be strings")
+            check_string(word, f"word {index}")
         return CheckedText(words=_cut_words(list(items), separator))
-    for place, number in enumerate(items):
+    for index, number in enumerate(items):
         if type(number) is not int:
             raise InvalidRequest(
-                f"token id {place} is {_shown(number)}: must be whole numbers, or words that are strings"
+                f"token id {index} is {_shown(number)}: must be whole numbers, or words that are strings"
             )
         if not 0 <= number < vocab_size:
-            raise InvalidRequest(f"token id {place} is {number}: the model's vocabulary has 0 to {vocab_size - 1}")
+            raise InvalidRequest(f"token id {index} is {number}: the model's vocabulary has 0 to {vocab_size - 1}")
     return CheckedText(ids=list(items))
 
 
@@ -383,18 +383,18 @@ def _cut_string(text: str, separator: str | None) -> tuple[str, ...]:
         return (text,)
     between = f" {separator} "
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    place = text.rfind(between, begin + 1, max(end - 1, 0))
-    return (text,) if place < 0 else (text[:place].strip(), text[place + len(between) :].strip())
+    index = text.rfind(between, begin + 1, max(end - 1, 0))
+    return (text,) if index < 0 else (text[:index].strip(), text[index + len(between) :].strip())
 
 
 def _cut_words(words: list[str], separator: str | None) -> tuple[list[str], ...]:
     if separator is None or separator not in words:
         return (words,)
-    place = words.index(separator)
-    parts = words[:place], words[place + 1 :]
+    index = words.index(separator)
+    parts = words[:index], words[index + 1 :]
     if not all(parts):
         raise InvalidRequest(
-            f"word {place} is {separator!r}, which stands between two texts: there must be words on both sides"
+            f"word {index} is {separator!r}, which stands between two texts: there must be words on both sides"
         )
     return parts
 

@@ -430,10 +430,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of token ids, with `skip_special` without the special tokens. Raises InvalidRequest for a number that is no id of a token."""
-        for place, number in enumerate(ids):
+        for index, number in enumerate(ids):
             if type(number) is not int or not 0 <= number < self.vocab_size:
                 raise InvalidRequest(
-                    f"token id {place} is {number!r:.40}: the model's vocabulary has 0 to {self.vocab_size - 1}"
+                    f"token id {index} is {number!r:.40}: the model's vocabulary has 0 to {self.vocab_size - 1}"
                 )
         return self._decoded(ids, skip_special)
 
@@ -508,8 +508,8 @@ class Tokenizer:
             size *= NONLOCAL_FACTOR
         if len(text) <= size:
             return text
-        place = BETWEEN_WORDS.search(text, size, size + LONGEST_WORD) if self._is_local else None
-        return text[: place.start() if place else size]
+        cut = BETWEEN_WORDS.search(text, size, size + LONGEST_WORD) if self._is_local else None
+        return text[: cut.start() if cut else size]
 
     def _tail(self, text: str, size: int) -> str:
         """Return the end of a text, of about `size` characters, beginning between two words where possible; a short text as it is."""
@@ -518,8 +518,8 @@ class Tokenizer:
         begin = len(text) - size
         if begin <= 0:
             return text
-        place = BETWEEN_WORDS.search(text, begin, begin + min(size, LONGEST_WORD)) if self._is_local else None
-        return text[place.start() if place else begin :]
+        cut = BETWEEN_WORDS.search(text, begin, begin + min(size, LONGEST_WORD)) if self._is_local else None
+        return text[cut.start() if cut else begin :]
 
     def _extend(self, text: str, head: str, ids: list[int], max_length: int, left: bool = False) -> list[int]:
         """Return the ids of `text`, or of a start of it with more than `max_length` tokens, with `left` of an end; `ids` are those of its part `head`.
@@ -590,7 +590,7 @@ class Tokenizer:
             return IdsWithWords(encoding.ids, encoding.word_ids)
         each = [self._words([word], whole) for word in words]
         return IdsWithWords(
-            [number for ids in each for number in ids], [place for place, ids in enumerate(each) for _ in ids]
+            [number for ids in each for number in ids], [index for index, ids in enumerate(each) for _ in ids]
         )
 
     def _interacting(

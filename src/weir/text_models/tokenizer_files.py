@@ -470,7 +470,7 @@ def read_type_lead(tokenizer: Any, sample: str) -> int | None:
 
 def _outside(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Return the ids before the first and after the last token of the given texts."""
-    places = [place for place, text in enumerate(own) if text in texts]
+    places = [index for index, text in enumerate(own) if text in texts]
     if not places:
         return [], []
     return ids[: places[0]], ids[places[-1] + 1 :]

@@ -279,7 +279,7 @@ class TextsToMeasure(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What is measured, and how.
+    """The measurements to be made, and how.
 
     Attributes:
         model: the class of the model.

@@ -85,7 +85,7 @@ class OpenRequests:
 
 MAX_HELD = 1_000_000  # texts of all requests together; a larger request is accepted if there is no other
 LARGE_REQUEST = 2_000  # texts; work on more texts at once is done in a thread, as it would block the event loop
-# Free memory is returned to the system so many seconds after a large request: by then its answer has most likely been sent.
+# Free memory is returned to the system so many seconds after a large request: by then its response has most likely been sent.
 RELEASE_AFTER = (1.0, 5.0, 30.0)
 RETRY_AFTER = 1.0  # seconds
 DEADLINE_SLACK = 2.0  # a request is refused if alone on all workers it needs more than this many times the time left
@@ -103,7 +103,7 @@ NO_FACTS = TextFacts()
 
 
 class TextShape(NamedTuple):
-    """What an encoder must know of its model.
+    """The facts that an encoder must know of its model.
 
     Attributes:
         dimensions: how many numbers a vector has.
@@ -211,7 +211,7 @@ class Encoder:
             raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
         if dimensions is not None and not 0 < dimensions <= self.dimensions:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
-        # Charged for all texts, as the answer has a vector for each of several equal texts.
+        # Charged for all texts, as the response has a vector for each of several equal texts.
         many = len(texts) > self._large_request
         size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
         charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
@@ -334,7 +334,7 @@ class Encoder:
             dimensions = one.query.options.dimensions
             if dimensions is not None and dimensions < vectors.shape[-1]:
                 vectors = _shortened(vectors, dimensions, self._shape.normalize)
-        except Exception as error:  # the output is not a vector: the caller needs an answer
+        except Exception as error:  # the output is not a vector: the caller needs a response
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
         began, arrival, at, now = one.began, one.arrival, dispatch.at, one.call.service.now()
@@ -512,7 +512,7 @@ class Encoder:
     def _can_meet_deadline(self, request: EncodeRequest, found: Sequence[ReadyText]) -> bool:
         """Return whether the request can meet its deadline at the known token rate; if not, fail the request.
 
-        Texts that are not tokenized yet are assumed to be as long as those in `found`. With an unknown rate the answer is True.
+        Texts that are not tokenized yet are assumed to be as long as those in `found`. With an unknown rate it is True.
         """
         now = self._service.now()
         rate = self._token_rate(now)

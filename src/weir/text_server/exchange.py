@@ -42,7 +42,7 @@ NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a mo
 
 @dataclass(eq=False)
 class EmbeddingContext:
-    """What all requests for vectors share.
+    """The objects that all requests for vectors share.
 
     Attributes:
         encoders: the models by name; the first is the default.
@@ -116,7 +116,7 @@ def _located(error: WeirError, lists: Sequence[tuple[str, int]]) -> WeirError:
 
 
 class TextWork(NamedTuple, Generic[R]):
-    """What a request asks for, as its protocol has read it.
+    """The work that a request asks for, as its protocol has read it.
 
     Attributes:
         encoder: the requested model.

@@ -1,4 +1,4 @@
-"""What several protocols of texts share: they read JSON, texts, token ids, options and documents to be ranked, and write rankings and labels.
+"""Functions that several protocols of texts share: they read JSON, texts, token ids, options and documents to be ranked, and write rankings and labels.
 
 Errors name the field and the rule.
 """

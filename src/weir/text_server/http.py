@@ -21,7 +21,7 @@ from weir.messages import JSON
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.exchange import PassedOn
 from weir.protocols.native import RequestOptions
-from weir.protocols.offloading import LONG_ANSWER, charge_body
+from weir.protocols.offloading import LONG_RESPONSE, charge_body
 from weir.protocols.response import (
     JSON_HEADER,
     Headers,
@@ -409,7 +409,7 @@ def _marks(encoded: Encoded) -> Headers:
 
 class FastTexts:
     """The RouteHandler, see frontends/http/fast/plan.py, of the endpoints of `texts`, which write errors alike. Only requests for `models` are
-    answered, which have no vectors of tokens, so that answers are small."""
+    answered, which have no vectors of tokens, so that responses are small."""
 
     of_service = False
 
@@ -494,7 +494,7 @@ def _has_small_response(work: HttpWork) -> bool:
         return True
     if work.compute is not None or options.outputs or TextOutput.SPARSE in encoder.facts.outputs[:1]:
         return False
-    return TEXT_BYTES * count * (options.dimensions or encoder.dimensions) <= LONG_ANSWER
+    return TEXT_BYTES * count * (options.dimensions or encoder.dimensions) <= LONG_RESPONSE
 
 
 class TextPage(NamedTuple):

@@ -1,4 +1,4 @@
-"""The counts of a server of text models: requests by client, calls by endpoint and status, and padding. /metrics and the status answers show them."""
+"""The counts of a server of text models: requests by client, calls by endpoint and status, and padding. /metrics and the status responses show them."""
 
 import logging
 import time

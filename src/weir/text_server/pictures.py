@@ -29,7 +29,7 @@ _PICTURES = frozenset((Picture, PictureUrl))
 
 
 class ImageUrl(Struct):
-    """Where a picture is, or the picture itself as a data: URL."""
+    """The URL of a picture, which may be a data: URL with the picture itself."""
 
     url: str
 

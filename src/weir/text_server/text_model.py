@@ -145,7 +145,7 @@ class TextModelSpec(NamedTuple):
 
     @property
     def need(self) -> WorkersNeed:
-        """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime. Models that
+        """The workers that it needs: its own if it states how many, or their threads; else those of models with the same settings and runtime. Models that
         take turns have together the CPUs of one."""
         stated = {"workers", "threads"} & self.settings.keys()
         cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
@@ -153,7 +153,7 @@ class TextModelSpec(NamedTuple):
 
     @property
     def environment(self) -> Hashable | None:
-        """What must agree in models that share workers; None if it shares with none."""
+        """The settings that must agree in models that share workers; None if it shares with none."""
         computing = self.computing
         environment = environment_of(WorkerSettings(**stated_settings(WorkerSettings, self.settings)))
         alike = (
@@ -299,7 +299,7 @@ class ServedTextModel:
 
     @property
     def tasks(self) -> tuple[TextTask, ...]:
-        """What the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier; what it was made for first."""
+        """The tasks that the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier; what it was made for first."""
         if self.recipe.pooling is Pooling.LOGITS:
             return (
                 (TextTask.RERANK, TextTask.PREDICT)

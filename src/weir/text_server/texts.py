@@ -104,7 +104,7 @@ class Encoded(NamedTuple):
 
 
 class TextTask(StrEnum):
-    """What a model of texts can be called for. The value is its name in errors and descriptions."""
+    """A task that a model of texts can be called for. The value is its name in errors and descriptions."""
 
     EMBED = "embed"  # one vector for each text
     EMBED_ALL = "embed_all"  # one vector for each token
@@ -115,7 +115,7 @@ class TextTask(StrEnum):
 
 
 class WorkersUse(NamedTuple):
-    """What the workers of a model take.
+    """The resources that the workers of a model take.
 
     Attributes:
         workers: how many there are at most.
@@ -161,7 +161,7 @@ def no_images(name: str) -> InvalidRequest:
 
 
 class TextFacts(NamedTuple):
-    """What a server tells of a text model, in addition to its name and its sizes.
+    """The facts that a server tells of a text model, in addition to its name and its sizes.
 
     Attributes:
         id: its id on the hub, without a revision; "" for the model of a directory.
@@ -206,7 +206,7 @@ class TextFacts(NamedTuple):
 
 
 class TextOptions(NamedTuple):
-    """What the body of a request may state about its texts.
+    """The options that the body of a request may state about its texts.
 
     Attributes:
         dimensions: keep so many numbers at the start of each vector; None for all.
@@ -232,7 +232,7 @@ NO_OPTIONS = TextOptions()
 
 
 class TextQuery(NamedTuple):
-    """What is asked for texts: the options from the body of the request, and who asks.
+    """The options for texts from the body of the request, and who asks.
 
     Attributes:
         frontend: the name of the frontend, for metrics and logs.
@@ -268,7 +268,7 @@ class Encodes(Protocol):
 
     @property
     def facts(self) -> TextFacts:
-        """What a server tells of the model."""
+        """The facts that a server tells of the model."""
 
     @property
     def name(self) -> str:

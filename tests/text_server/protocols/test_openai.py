@@ -195,8 +195,8 @@ async def test_calls_and_texts_are_counted() -> None:
 
 
 def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.text_server.http.LONG_ANSWER", 100)
-    monkeypatch.setattr("weir.protocols.offloading.LONG_ANSWER", 100)
+    monkeypatch.setattr("weir.text_server.http.LONG_RESPONSE", 100)
+    monkeypatch.setattr("weir.protocols.offloading.LONG_RESPONSE", 100)
     monkeypatch.setattr("weir.protocols.response.LONG_COMPRESSION", 100)
     texts = [f"text {number}" for number in range(MAX_TEXTS)]
     answer = post(PATH, {"input": texts}, headers={"accept-encoding": "gzip"})

@@ -321,13 +321,13 @@ def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
 
     ((_, kind, message),) = told(stream(predict, ["a b"]))
     assert kind == "ERROR"
-    assert message.endswith("so you may have written it for one: yield {index: answer, ...} for all items")
+    assert message.endswith("so you may have written it for one: yield {index: result, ...} for all items")
 
 
 @subcases(
     ("given", "message"),
     [
-        ("text", "predict yielded a str, must be a dict of answers by index"),
+        ("text", "predict yielded a str, must be a dict of results by index"),
         ({7: "x"}, "predict yielded a result for item 7 of a batch of 1"),
         ({-1: "x"}, "predict yielded a result for item -1 of a batch of 1"),
         ({"0": "x"}, "predict yielded a result for item '0' of a batch of 1"),

@@ -308,7 +308,7 @@ class PbRequest:
             raise TritonModelException("set_release_flags: requests are not rescheduled")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Have the model answer, and return the response; with `decoupled`, an iterator of responses."""
+        """Have the model compute, and return the response; with `decoupled`, an iterator of responses."""
         call = self._calls()
         if decoupled:
             return self._responses(call)

@@ -247,7 +247,7 @@ async def _send(call: IncomingCall, onward: Any, body: bytes | None) -> None:
         if body is not None:
             await onward.write(body)
         else:
-            # Who answers refuses what is too much, in the form of the call.
+            # The method refuses what is too much, in the form of the call.
             while (message := await call.read(refusing=False)) is not None:
                 await onward.write(message)
                 call.release(len(message))

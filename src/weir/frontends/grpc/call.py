@@ -290,7 +290,7 @@ class Handler(NamedTuple):
 
 
 def unary(method: Method, respond: Respond, *, development: bool) -> Handler:
-    """Return the handler of a unary call. `answer` takes the request message and returns the response message."""
+    """Return the handler of a unary call. `respond` takes the request message and returns the response message."""
 
     async def run(call: IncomingCall, body: bytes) -> None:
         message = await respond(parse(method, body), call)

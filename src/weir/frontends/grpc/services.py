@@ -76,7 +76,7 @@ _Response = message("grpc.health.v1.HealthCheckResponse")
 
 
 class Health:
-    """Answers health checks: whether the models of `registry` accept requests. The names in `own` stand for the whole server.
+    """Responds to health checks: whether the models of `registry` accept requests. The names in `own` stand for the whole server.
 
     A call of Watch gets a change within `look_every` seconds.
     """
@@ -137,7 +137,7 @@ VERSIONS = ("v1", "v1alpha")
 
 
 class Reflection:
-    """Answers requests about the services with these names, with the messages of one `version` of the protocol."""
+    """Responds to requests about the services with these names, with the messages of one `version` of the protocol."""
 
     def __init__(self, version: str, services: Iterable[str]) -> None:
         package = f"grpc.reflection.{version}"

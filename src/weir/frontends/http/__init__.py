@@ -1,1 +1,1 @@
-"""HTTP: a server whose fast path answers inference, and an ASGI application that answers everything, which any ASGI server can host."""
+"""HTTP: a server whose fast path serves inference, and an ASGI application that serves everything, which any ASGI server can host."""

@@ -68,7 +68,7 @@ class Logged:
         """Answer one request."""
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        response = _Answer(send)
+        response = _CountedResponse(send)
         began = self._log.clock()
         try:
             await self._app(scope, receive, response.send)
@@ -82,7 +82,7 @@ class Logged:
             self._log.answered(scope.get("client"), method, target, status, response.size_bytes, began, protocol)
 
 
-class _Answer:
+class _CountedResponse:
     """Passes one response on to `send`, and notes its status and size."""
 
     def __init__(self, send: Send) -> None:

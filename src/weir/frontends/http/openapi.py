@@ -42,7 +42,7 @@ _NUMBERS = {
 
 
 class Described:
-    """Describes what a model reads (`item`) and writes (`answer`) as schemas, the `components` these refer to, and `examples`."""
+    """Describes what a model reads (`item`) and writes (`output`) as schemas, the `components` these refer to, and `examples`."""
 
     def __init__(self, model: type[Model], name: str) -> None:
         self.components: dict[str, Schema] = {}
@@ -564,7 +564,7 @@ def described_call(
 def operation(
     method: str, path: str, summary: str, response: Any, error: Any = ErrorBody, *, tag: str = "server", **more: Any
 ) -> dict[str, Any]:
-    """Return the operation of `method` at `path`. `answer` is the type of its response, or the content type of one that is not JSON; `error` is the
+    """Return the operation of `method` at `path`. `response` is its type, or the content type of one that is not JSON; `error` is the
     type of its errors; `more` is that of `described_call`."""
     content = {response: {}} if isinstance(response, str) else {JSON: {"schema": response}}
     name = f"{method}_{re.sub('[{}]', '', re.sub('[/.]', '_', path.strip('/')))}"
@@ -574,7 +574,7 @@ def operation(
 
 def described_page(method: str, path: str, page: Callable[..., Any]) -> dict[str, Any]:
     """Return the operation of the page that answers `method` at `path`. Its docstring says what it is good for; its return type,
-    `Annotated[HttpResponse, answer]`, what it answers, see `described_call`; and `Annotated[Request, body]` what it takes, if it has a body."""
+    `Annotated[HttpResponse, response]`, its response, see `described_call`; and `Annotated[Request, body]` what it takes, if it has a body."""
     hints = get_type_hints(page, include_extras=True)
     (response,) = hints["return"].__metadata__
     more: dict[str, Any] = {}

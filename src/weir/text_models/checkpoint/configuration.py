@@ -116,7 +116,7 @@ MOST_POSITIONS = 1 << 20  # of which a table is made
 
 
 class Defaults(NamedTuple):
-    """What the config.json of a family may leave out, and which value then holds. `types` is None for a family without types of tokens."""
+    """The keys that the config.json of a family may leave out, and the value that then holds. `types` is None for a family without types of tokens."""
 
     max_length: int
     types: int | None

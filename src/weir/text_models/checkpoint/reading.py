@@ -104,7 +104,7 @@ MORE_NAMES = {
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Where the network's files are, and the steps that sentence-transformers adds to the network.
+    """The paths of the network's files, and the steps that sentence-transformers adds to the network.
 
     Attributes:
         network: the directory of the network.
@@ -516,7 +516,7 @@ class Checkpoint:
 
     @property
     def pooling_of_others(self) -> Pooling:
-        """What is pooled where the files state nothing, as in sentence-transformers: the last token of a language model that reads from left to right, else
+        """The pooling where the files state none, as in sentence-transformers: the last token of a language model that reads from left to right, else
         the mean."""
         return Pooling.SEP if self._says_words else Pooling.MEAN
 
@@ -539,8 +539,8 @@ class Checkpoint:
         count = self.architecture.labels if of_tokens is None else len(of_tokens.weight)
         named = self._config.values.get("id2label")
         if not isinstance(named, dict):
-            return tuple(f"LABEL_{place}" for place in range(count))
-        found = [named.get(str(place)) for place in range(count)]
+            return tuple(f"LABEL_{index}" for index in range(count))
+        found = [named.get(str(index)) for index in range(count)]
         labels = tuple(label for label in found if isinstance(label, str))
         if len(labels) != count:
             raise self._config.wrong("id2label", named, f"must have a text for each number from 0 to {count - 1}")

@@ -244,7 +244,7 @@ class _Machine:
         self.stack.append(value)
 
     def take(self, count: int) -> list[Any]:
-        """Take so many values from the stack; return them in the order in which they were put there."""
+        """Take `count` values from the stack; return them in the order in which they were put there."""
         return self._take_from(len(self.stack) - count)
 
     def since_mark(self) -> list[Any]:

@@ -96,7 +96,7 @@ class Assembly:
         """Add an operator with `count` outputs, and return their names; see `add`."""
         read = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         here = f"{operator}-{len(self._nodes)}"
-        names = list(results) or [f"{here}.{place}" for place in range(count)]
+        names = list(results) or [f"{here}.{index}" for index in range(count)]
         node = onnx().helper.make_node(operator, read, names, name=here, domain=domain, **attributes)
         self._nodes.append(node)
         return names

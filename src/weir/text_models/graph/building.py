@@ -143,8 +143,8 @@ class OutputLayers:
 
     def dense(self, value: str, layers: "Sequence[Dense]", name: str = "dense") -> str:
         """Return `value` after dense layers in order, whose weights have names that begin with `name`."""
-        for place, layer in enumerate(layers):
-            own = f"{name}.{place}"
+        for index, layer in enumerate(layers):
+            own = f"{name}.{index}"
             out = self._layer(value, own, layer.weight, layer.bias, layer.activation)
             if layer.residual is not None:
                 added = self._layer(value, f"{own}.residual", layer.residual, None, "identity")
@@ -245,8 +245,8 @@ class PoolingLayers:
     def _last(self) -> str:
         """Return the value of each text's last token, [batch, size]."""
         count = self._assembly.add("ReduceSum", self._assembly.add("Cast", "mask", to=_INT64), [1], keepdims=1)
-        place = self._assembly.add("Sub", count, [1])
-        return self._assembly.add("GatherND", self.value, place, batch_dims=1)
+        index = self._assembly.add("Sub", count, [1])
+        return self._assembly.add("GatherND", self.value, index, batch_dims=1)
 
     def last_but(self, passed_over: int) -> str:
         """Return the value of each text's last token other than `passed_over`, [batch, size]; of a text of nothing else that of its first."""
@@ -265,8 +265,8 @@ class PoolingLayers:
         """Return the value of each text's first token `end_id`, of its first token without one; -1: of its first token with the highest id. [batch, size]."""
         add = self._assembly.add
         ids = add("Mul", "ids", "mask") if end_id < 0 else add("Equal", "ids", self._assembly.constant(end_id, "int32"))
-        place = add("ArgMax", add("Cast", ids, to=_FLOAT), axis=1, keepdims=1)
-        return add("GatherND", self.value, place, batch_dims=1)
+        index = add("ArgMax", add("Cast", ids, to=_FLOAT), axis=1, keepdims=1)
+        return add("GatherND", self.value, index, batch_dims=1)
 
     def _mean(self, weights: str, root: bool = False, value: str = "") -> str:
         row = self._assembly.add("Unsqueeze", weights, [1])

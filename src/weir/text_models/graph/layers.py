@@ -104,7 +104,7 @@ class PackedRows:
         if count not in self._parts:
             begin = self._assembly.add("Mul", self._numbers, self._int(count))
             self._parts[count] = [self._assembly.add("Add", begin, self._int(part)) for part in range(count)]
-        return [self._assembly.add("Gather", parts, place) for place in self._parts[count]]
+        return [self._assembly.add("Gather", parts, index) for index in self._parts[count]]
 
     def pack(self, value: str) -> str:
         """Return `value` [batch, length, size] as rows [tokens, size]."""

@@ -30,7 +30,7 @@ class _Pending(NamedTuple):
 
 
 class BertTransport:
-    """An EmbeddingTransport that sends requests to `port` of `host` and receives answers from `port_out`, by default the next port.
+    """An EmbeddingTransport that sends requests to `port` of `host` and receives responses from `port_out`, by default the next port.
 
     A request of bert-as-service cannot state a model, a priority, a prompt or a deadline. A request that is too late fails here, and the server
     computes it all the same.

@@ -212,7 +212,7 @@ class EncodeBody(TextOptionFields, forbid_unknown_fields=True):
 
 
 class EncodeLead(TypedDict):
-    """What is answered in addition to the vectors. `id` is that of the request."""
+    """The fields of a response in addition to the vectors. `id` is that of the request."""
 
     id: Any
     status: Literal[200]
@@ -227,7 +227,7 @@ class EncodeResponse(EncodeLead):
 
 
 class EncodeError(TypedDict):
-    """What is wrong. `status` is that of HTTP."""
+    """The body of an error. `status` is that of HTTP."""
 
     id: Any
     type: str

@@ -22,7 +22,7 @@ LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
 
 @dataclass(eq=False)
 class Drops:
-    """Counts what is dropped (connections, messages, requests, answers) by kind, and logs each kind at most once in LOG_INTERVAL.
+    """Counts what is dropped (connections, messages, requests, responses) by kind, and logs each kind at most once in LOG_INTERVAL.
 
     `count` is also called with each kind and number, for metrics. `counts` are the totals by kind. `clock` returns seconds.
     """

@@ -1,4 +1,4 @@
-"""The ZeroMQ frontend of bert-as-service: one port that receives requests (PULL) and one that publishes answers (PUB).
+"""The ZeroMQ frontend of bert-as-service: one port that receives requests (PULL) and one that publishes responses (PUB).
 
 The first frame of a response is its topic. The response goes to every peer that has subscribed to the topic or to a beginning of it. libzmq drops a response
 if no peer has subscribed yet. Here the response is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
@@ -58,13 +58,13 @@ Frames = Sequence[bytes | memoryview]
 
 
 class Publisher:
-    """Publishes answers to subscribers, and keeps responses without a subscriber for a while.
+    """Publishes responses to subscribers, and keeps responses without a subscriber for a while.
 
     A subscriber may leave `max_unread` bytes unread. Above that, no more responses are computed for its topic (`room`) until it has read; if others
     have subscribed to the same topic and read faster, the responses go to them and are dropped for the slow one. The responses that are kept without a
     subscriber may have `max_unread` bytes in all; more are dropped. They are dropped after `grace` seconds.
 
-    All of these bytes are charged to `account`. While the account is over its limit, each topic has one answer at a time.
+    All of these bytes are charged to `account`. While the account is over its limit, each topic has one response at a time.
     """
 
     def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
@@ -97,7 +97,7 @@ class Publisher:
                 self._peers[event.topic] = set()
                 self._lengths[len(event.topic)] += 1
             self._peers[event.topic].add(peer)
-            self._send_kept(event.topic)  # answers of longer topics are sent by the next sweep
+            self._send_kept(event.topic)  # responses of longer topics are sent by the next sweep
 
     def forget(self, peer: Peer) -> None:
         """Forget `peer`, whose connection has ended."""
@@ -182,7 +182,7 @@ class Publisher:
         if not self._reserved[topic]:
             del self._reserved[topic]
 
-    # Answers.
+    # Responses.
 
     def publish(self, frames: Frames) -> None:
         """Send a message to the subscribers of its first frame. Keep it if no peer has subscribed to exactly that topic."""
@@ -259,7 +259,7 @@ class Publisher:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are answers that no peer has got, or that are not fully sent."""
+        """Whether there are responses that no peer has got, or that are not fully sent."""
         return any(not kept.delivered for each in self._kept.values() for kept in each) or self.unread > 0
 
     # Time.
@@ -658,7 +658,7 @@ class ZeroMqFrontend:
 
     @property
     def port_out(self) -> int:
-        """The port that publishes answers; 0 if it is not open."""
+        """The port that publishes responses; 0 if it is not open."""
         return self._out.number
 
     async def start(self) -> None:

@@ -29,7 +29,7 @@ _CUTS = {None: (None, None), "NONE": (False, None), "START": (True, "left"), "EN
 
 
 class CohereError(TypedDict):
-    """What is wrong: `message` is what Cohere's clients read, and `detail` what Jina's do."""
+    """The body of an error: Cohere's clients read `message`, and Jina's `detail`."""
 
     id: str
     message: str
@@ -81,7 +81,7 @@ class CohereRerankRequest(Struct):
 
 
 class BilledUnits(TypedDict, total=False):
-    """What was computed."""
+    """The units that were computed."""
 
     input_tokens: int
     search_units: int
@@ -94,7 +94,7 @@ class ApiVersion(TypedDict):
 
 
 class CohereMeta(TypedDict):
-    """What Cohere's clients read in addition to the result."""
+    """The fields that Cohere's clients read in addition to the result."""
 
     api_version: ApiVersion
     billed_units: BilledUnits

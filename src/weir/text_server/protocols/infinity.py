@@ -74,7 +74,7 @@ class Relevance(TypedDict):
 
 
 class InfinityResponse(TypedDict):
-    """What every response has."""
+    """The fields that every response has."""
 
     model: str
     usage: TokenUsage

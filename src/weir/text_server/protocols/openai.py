@@ -81,7 +81,7 @@ CutTo = Annotated[
 
 
 class EmbeddingsFields(TextOptionFields, forbid_unknown_fields=True, kw_only=True):
-    """What a request for vectors states in addition to its texts. A field that is null counts as not given."""
+    """The fields of a request for vectors in addition to its texts. A field that is null counts as not given."""
 
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
     encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
@@ -136,7 +136,7 @@ class MessagesRequest(EmbeddingsFields, forbid_unknown_fields=True, kw_only=True
 
 
 class NumberedVector(TypedDict):
-    """What was made of one text: its vector, and with `outputs` those alone that they name."""
+    """The results of one text: its vector, and with `outputs` those alone that they name."""
 
     object: Literal["embedding"]
     index: int
@@ -170,7 +170,7 @@ def usage_of(encoded: Encoded) -> TokenUsage:
 
 
 class EmbeddingsLead(TypedDict):
-    """What is answered in addition to the vectors."""
+    """The fields of a response in addition to the vectors."""
 
     object: Literal["list"]
     model: str

@@ -68,7 +68,7 @@ _Inputs = any_of(Part, Annotated[list[Part], _SOME], Ids, Annotated[list[Ids], _
 
 
 class TeiError(TypedDict):
-    """What is wrong. `error_type` is Validation, Empty, Tokenizer, Overloaded, Backend or Unhealthy."""
+    """The body of an error. `error_type` is Validation, Empty, Tokenizer, Overloaded, Backend or Unhealthy."""
 
     error: str
     error_type: str
@@ -108,7 +108,7 @@ class TeiRerankRequest(TextOptionFields, forbid_unknown_fields=False):
 
 
 class PipelineParameters(Struct):
-    """What clients of Hugging Face's hosted pipelines state in addition to a text."""
+    """The options that clients of Hugging Face's hosted pipelines state in addition to a text."""
 
     top_k: Annotated[int, Meta(ge=1)] | None = None
     function_to_apply: Literal["none", "sigmoid", "softmax"] | None = None
@@ -560,7 +560,7 @@ _OF_WHOLE_BODY = (b"accept-encoding", b"content-encoding", b"content-length", b"
 
 
 class TeiInfo(TypedDict):
-    """What TEI tells of its model."""
+    """The facts that TEI tells of its model."""
 
     model_id: str
     served_model_name: str

@@ -1,6 +1,6 @@
 """The gRPC services of text-embeddings-inference: Info, Embed, Predict, Rerank and Tokenize.
 
-A call names no model: the first model of the server that can do what the method is for responses. Each request of a stream is answered in its order, as
+A call names no model: it goes to the first model of the server that can do what the method is for. Each request of a stream is answered in its order, as
 soon as those before it are; requests of a stream are computed together.
 """
 

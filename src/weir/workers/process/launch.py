@@ -197,7 +197,7 @@ class Template:
         """Send requests through the socket `ours` from now on."""
         self._socket = ours
         ours.setblocking(False)
-        self._loop.add_reader(ours.fileno(), self._answered)
+        self._loop.add_reader(ours.fileno(), self._replied)
 
     def fork(
         self, arguments: dict[str, Any], descriptors: Sequence[int], done: Callable[[Process | OSError | None], None]
@@ -207,14 +207,14 @@ class Template:
         `done` gets the process, the error if the system refuses, or None when the template has ended.
         """
 
-        def answered(reply: int | None) -> None:
+        def replied(reply: int | None) -> None:
             if reply is None:
                 done(None)
             else:
                 refused = OSError(-reply, os.strerror(-reply))
                 done(Process(reply, partial(self.reap, reply)) if reply >= 0 else refused)
 
-        self._request(TemplateRequest({"fork": arguments}, descriptors, answered))
+        self._request(TemplateRequest({"fork": arguments}, descriptors, replied))
 
     def reap(self, pid: int, done: Callable[[int | None], None]) -> None:
         """Have the process `pid`, which has ended, reaped; `done` gets its exit code. If the template has ended, the kernel has killed the
@@ -266,7 +266,7 @@ class Template:
         except OSError:  # the template has ended
             self.close()
 
-    def _answered(self) -> None:
+    def _replied(self) -> None:
         assert self._socket is not None
         try:
             reply = int(self._socket.recv(32))

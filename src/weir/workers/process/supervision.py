@@ -490,7 +490,7 @@ class SupervisedWorker:
     def received(self, frame: Frame) -> None:
         """Act on a frame from the process."""
         if isinstance(frame, Events):
-            self._answered(frame)
+            self._received(frame)
         elif isinstance(frame, Restarted):
             self._went_on(frame.batch_id)
         elif isinstance(frame, Ready):
@@ -590,7 +590,7 @@ class SupervisedWorker:
         if self._child is not None:
             self._child.send(encode_control(Turn()))
 
-    def _answered(self, events: Events) -> None:
+    def _received(self, events: Events) -> None:
         flight = self._batches.get(events.batch_id)
         if flight is None:  # a process that the model forked has returned into our loop
             self.kill(f"it was ended because it answered batch {events.batch_id}, which it did not have")

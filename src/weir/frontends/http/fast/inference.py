@@ -48,7 +48,7 @@ from weir.protocols.kserve import (
     size_to_read,
 )
 from weir.protocols.native import NativeProtocol, RequestHead
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, work_later
+from weir.protocols.offloading import LONG_BODY, LONG_RESPONSE, HeadMemo, work_later
 from weir.protocols.response import (
     LONG_COMPRESSION,
     HttpResponse,
@@ -442,7 +442,7 @@ class KserveRequest(HttpRequest):
         response = response_of(self.head.service, request, [self.form.kind], [output], waited)
         write = partial(reply_to, request, response, self.memory or self._memory())
         size = bytes_to_write(response, binary_outputs(request))
-        if size > LONG_ANSWER:
+        if size > LONG_RESPONSE:
             self.connection.charge(size)
             account = self.connection.shared.account
             self._stop = work_later(size, write, self.after(self._send), account=account, writes=True)
