@@ -51,7 +51,7 @@ from benchmarks.harness.servers import ROOT, environment
 from benchmarks.models import Grid, Words
 from weir.batching.settings import BatchingSettings
 from weir.catalog.registry import Registry
-from weir.frontends.grpc import SILENT, VERBOSITY, GrpcSettings
+from weir.frontends.grpc import CORE_VARIABLES, GrpcSettings
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import InferencePaths, inference_protocols, make_app
@@ -421,9 +421,13 @@ def serving(memory_mb: int, *arguments: str, log: IO[bytes] | None = None) -> It
     Among its ports is its `pid`. It logs to `log`, or where this process does."""
     limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
     command = [*limited, sys.executable, "-m", "benchmarks.parsers", "serve", *arguments]
-    quiet = {VERBOSITY: SILENT}  # this program imports gRPC before Weir does
     with subprocess.Popen(
-        command, cwd=ROOT, env={**environment(), **quiet}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        command,
+        cwd=ROOT,
+        env={**CORE_VARIABLES, **environment()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
     ) as server:
         assert server.stdout is not None
         ports: Ports = json.loads(server.stdout.readline())

@@ -25,6 +25,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # No test speaks TLS to a server that is not its own, but each client of httpx reads all certificates of the system's authorities,
 # in 30 ms of processor time, and the tests make a thousand clients.
 os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "authority.pem"))
+# Before anything loads gRPC: servers in a test read their sockets as servers by themselves do (weir.frontends.grpc, CORE_VARIABLES).
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 # What says no timeout would have 5 s for each of these.
 for phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, 200.0)

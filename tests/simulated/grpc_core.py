@@ -92,6 +92,7 @@ class SimulatedCall:
         self.over = False  # for the core
         self._told = False  # for the client
         self.was_cut = False  # by the end of the server's process
+        self.queue: _Queue  # of its operations, from when the server has it
 
     # The client's side. What the client does counts at once; the server's process notices it when it runs.
 
@@ -134,7 +135,7 @@ class SimulatedCall:
 
     def start_server_batch(self, operations: tuple[_Operation, ...], tag: Any) -> None:
         """See cygrpc."""
-        batch = _Batch(operations, self._server.queue.put, tag)
+        batch = _Batch(operations, self.queue.put, tag)
         for each in operations:
             if isinstance(each, _SendHead):
                 batch.ended(success=not self.over)
@@ -228,7 +229,7 @@ class _Server:
         self.queue: _Queue
         self.address = ""
         self.connections: dict[str, None] = {}
-        self._places: deque[Any] = deque()  # tags that wait for a call
+        self._places: deque[Any] = deque()  # tags that wait for a call, and the queues of its operations
         self._waiting: deque[SimulatedCall] = deque()  # calls that wait for a tag
         self._calls: Any = Ordered()
         self._shut: Any = None
@@ -287,7 +288,8 @@ class _Server:
             call = self._waiting.popleft()
             if call.over:
                 continue
-            event = _event(self._places.popleft())
+            tag, call.queue = self._places.popleft()
+            event = _event(tag)
             event.call, event.call_details, event.invocation_metadata = call, call.details, call.metadata
             self.queue.put(event)
 
@@ -306,16 +308,16 @@ class _Server:
         """See cygrpc."""
         self.listens = True
 
-    def request_call(self, _: _Queue, __: _Queue, tag: Any) -> None:
+    def request_call(self, operations: _Queue, _: _Queue, tag: Any) -> None:
         """See cygrpc."""
-        self._places.append(tag)
+        self._places.append((tag, operations))
         self._match()
 
     def shutdown(self, _: _Queue, tag: Any) -> None:
         """See cygrpc."""
         self.listens = False
         while self._places:
-            self.queue.put(_event(self._places.popleft(), success=False))
+            self.queue.put(_event(self._places.popleft()[0], success=False))
         self._shut = tag
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
@@ -370,17 +372,16 @@ class SimulatedCygrpc:
 
 
 class _Thread:
-    """The thread that waits for events while the loop has none (Core._wait), and the lock with which the loop gives it the queue back."""
+    """The thread that waits for events while the loop has none (Completions._wait), and the lock with which the loop gives it the queue."""
 
-    def __init__(self, core: Any, loop: SimulatedLoop, queue: _Queue) -> None:
-        self._core, self._loop, self._queue = core, loop, queue
+    def __init__(self, events: Any, loop: SimulatedLoop) -> None:
+        self._events, self._loop, self._queue = events, loop, events.queue
         self._waits = False
         self._context = copy_context()  # of the server's process
 
     def start(self) -> None:
         """See Thread."""
         self._queue.heard = self._look
-        self.release()
 
     def join(self) -> None:
         """See Thread."""
@@ -393,8 +394,8 @@ class _Thread:
     def _look(self) -> None:
         if self._waits and self._queue.events:
             self._waits = False
-            self._core._handed = self._queue.events.popleft()
-            self._loop.call_soon(self._core._take, context=self._context.copy())
+            self._events._handed = self._queue.events.popleft()
+            self._loop.call_soon(self._events._take, context=self._context.copy())
 
 
 class SimulatedCore(Core):
@@ -403,9 +404,9 @@ class SimulatedCore(Core):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         loop: Any = self._loop
-        queue: Any = self._queue
-        thread: Any = _Thread(self, loop, queue)
-        self._thread = self._given = thread
+        for each in self._queues:
+            thread: Any = _Thread(each, loop)
+            each.thread = each._given = thread
         self._intake._clock = self._connected._clock = loop.time
 
 

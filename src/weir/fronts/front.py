@@ -23,7 +23,7 @@ import uvloop
 
 from weir.errors import CapacityError, ModelNotFound, Overloaded, WeirError
 from weir.frontends.frontend import Frontend
-from weir.frontends.grpc import SILENT, VERBOSITY
+from weir.frontends.grpc import CORE_VARIABLES
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import LARGE, Connection, Kept, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, KserveRequest, Step
@@ -505,7 +505,7 @@ def run_front(config: FrontConfig, ends: FrontEnds) -> None:
 
 def run_template(descriptor: int) -> int:
     """Load what fronts need, once, and fork each of them, until the server leaves; return the exit code. `descriptor` is this process's end of a socket."""
-    os.environ.setdefault(VERBOSITY, SILENT)  # before the configuration is read, which may import gRPC
+    os.environ.update(CORE_VARIABLES | os.environ)  # before the configuration is read, which may import gRPC
     server = ServerSocket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     start = ChildChannel(server, FrameParser(), None).receive()

@@ -1,6 +1,9 @@
 """gRPC falls back to grpc.aio where the private core that Weir is built on is not what it was."""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -9,7 +12,7 @@ from tests.frontends.grpc.test_stock_clients import MODELS, check_client
 from tests.served import Served
 
 from weir.catalog.registry import Registry
-from weir.frontends.grpc import GrpcSettings, call, make_frontend
+from weir.frontends.grpc import CORE_VARIABLES, GrpcSettings, call, make_frontend
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer
@@ -29,6 +32,10 @@ def test_this_grpcio_has_all_that_is_used_of_its_core(caplog: pytest.LogCaptureF
     assert call.lacking() == []
     assert opened()._make_core is Core
     assert caplog.records == []
+    imported = [sys.executable, "-c", "from grpc._cython import cygrpc; cygrpc.CompletionQueue()"]
+    variables = {**CORE_VARIABLES, "GRPC_VERBOSITY": "ERROR"}
+    done = subprocess.run(imported, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    assert "Unknown experiment" not in done.stderr
 
 
 def test_a_missing_private_name_is_logged_once(

@@ -58,27 +58,31 @@ def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[as
 
     core = loop.run_until_complete(make())
     core._ending = True
-    core._server.shutdown(core._queue, core._shut)
+    core._arrivals.expect()
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # the thread gets the queue, which has no events yet
+    core._server.shutdown(core._arrivals.queue, core._shut)
     assert notified.wait(LIMIT)
     yield loop, core
     loop.close()
-    core._thread.join(LIMIT)
-    assert not core._thread.is_alive()
+    for each in core._queues:
+        each.thread.join(LIMIT)
+        assert not each.thread.is_alive()
     core.discard()
 
 
 def test_the_thread_ends_if_the_loop_is_closed_before_it_hears_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     with ending(0, monkeypatch) as (_, core):
-        assert not core._over
+        assert not core._ended.done()
 
 
 def test_the_thread_ends_if_the_loop_is_closed_before_its_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tested, "_EVENTS_AT_ONCE", 1)
     with ending(4, monkeypatch) as (loop, core):
         loop.call_soon(loop.stop)
-        loop.run_forever()  # one turn: an event of the thread, another of the queue, and the next turn is to come
-        assert not core._over
-        assert core._given.locked()
+        loop.run_forever()  # an event of the thread; the first turn is to come
+        assert not core._ended.done()
+        assert core._arrivals._given.locked()
 
 
 @pytest.mark.parametrize(("entries", "most"), [(0, 64), (100_000, 1)], ids=["", "with much metadata"])
@@ -93,19 +97,21 @@ async def test_others_have_their_turns_between_events(
         raise LookupError("it fails")
 
     kind = cygrpc.CompletionType.operation_complete
-    core._next = lambda until: SimpleNamespace(completion_type=kind, tag=take, invocation_metadata=(None,) * entries)
-    core._turn()
+    events = core._arrivals
+    events._next = lambda until: SimpleNamespace(completion_type=kind, tag=take, invocation_metadata=(None,) * entries)
+    events._expected = 2 * most
+    events._turn()
     assert len(taken) == most
     assert "could not be answered" in caplog.text
-    core._over = True
+    events._expected = 0
     core.discard()
 
 
 async def test_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as rig:
         core: Any = rig.server._core
-        failed: list[Any] = []
-        poll = core._next
+        events, failed = core._arrivals, list[Any]()
+        poll = events._next
 
         def short_of_memory(until: float | None) -> Any:
             event = poll(until)
@@ -114,7 +120,7 @@ async def test_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.Log
                 raise MemoryError
             return event
 
-        core._next = short_of_memory
+        events._next = short_of_memory
         while len(failed) < 5:
             await rig.raw(INFER, write_request(make_request()), timeout=0.2).code()
         assert (await rig.infer(make_request())).outputs

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 _LIBRARIES = ("grpc", "google")
-VERBOSITY, SILENT = "GRPC_VERBOSITY", "NONE"  # the core reads this variable when it is imported
+# The core reads these variables when it is imported. It would log what strangers send, line breaks and control characters included, to stderr; and the
+# sockets would be read by threads of its own, which wake the thread that waits for calls, for each call: that thread can read them itself.
+CORE_VARIABLES = {"GRPC_VERBOSITY": "NONE", "GRPC_EXPERIMENTS": "-event_engine_listener"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def make_frontend(
     if settings.grpc_port is None:
         return None
     try:
-        with _silent_core():
+        with _core_variables():
             from weir.frontends.grpc.call import lacking  # grpcio and protobuf are optional
             from weir.frontends.grpc.server import GrpcServer
     except ModuleNotFoundError as error:
@@ -97,14 +99,12 @@ def make_frontend(
 
 
 @contextmanager
-def _silent_core() -> "Iterator[None]":
-    """Have gRPC's core, which the block imports, log nothing unless GRPC_VERBOSITY is set: it writes what strangers send, line breaks
-    and control characters included, to stderr."""
-    if VERBOSITY in os.environ:
-        yield
-        return
-    os.environ[VERBOSITY] = SILENT
+def _core_variables() -> "Iterator[None]":
+    """Set CORE_VARIABLES for the block, which imports gRPC's core, but for those that are set."""
+    added = CORE_VARIABLES.keys() - os.environ.keys()
+    os.environ.update({name: CORE_VARIABLES[name] for name in added})
     try:
         yield
     finally:
-        del os.environ[VERBOSITY]
+        for name in added:
+            del os.environ[name]

@@ -23,7 +23,7 @@ from weir.wire.kserve_grpc import Method
 from weir.wire.status import grpc_code
 
 if TYPE_CHECKING:
-    from weir.frontends.grpc.core import Unsent
+    from weir.frontends.grpc.core import Completions, Unsent
     from weir.protocols.account import Account
 
 
@@ -69,25 +69,6 @@ class Left(Exception):
     """The caller has left, so nothing can be written."""
 
 
-class GrpcGate:
-    """Starts operations of the core until its queue is shut down. An operation that started later would abort the process."""
-
-    __slots__ = ("_closed",)
-
-    def __init__(self) -> None:
-        self._closed = False
-
-    def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        """Start operations on one of the core's calls; `heard` is called when they have ended. Raises Left after `close`."""
-        if self._closed:
-            raise Left
-        call.start_server_batch(operations, heard)
-
-    def close(self) -> None:
-        """Start no more operations."""
-        self._closed = True
-
-
 class IncomingCall:
     """A call as its handler sees it. It belongs to one event loop.
 
@@ -103,10 +84,10 @@ class IncomingCall:
     over = False  # it has ended, or its caller has left
 
     def __init__(
-        self, event: Any, gate: GrpcGate, account: "Account", unsent: "Unsent", ended: Callable[[Any], None]
+        self, event: Any, events: "Completions", account: "Account", unsent: "Unsent", ended: Callable[[Any], None]
     ) -> None:
         self._ended = ended
-        self._gate = gate
+        self._events = events
         self.account = account
         self._unsent = unsent
         self._raw = event.call
@@ -144,7 +125,7 @@ class IncomingCall:
         if body is not None and len(body) > _COUNTED_ABOVE:
             heard = self._when_sent(len(body), heard)
         try:
-            self._gate.start(self._raw, operations, heard)
+            self._events.start(self._raw, operations, heard)
         except Left:
             heard(None)
         self._close()
@@ -182,7 +163,7 @@ class IncomingCall:
         if not self._watched and not self.over:
             self._watched = True
             with suppress(Left):
-                self._gate.start(self._raw, (cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+                self._events.start(self._raw, (cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
     def _closed(self, event: Any) -> None:
         self._ended(event)
@@ -223,7 +204,7 @@ class IncomingCall:
 
     def await_message(self, heard: Callable[[Any], None]) -> None:
         """Call `heard` with the event of the client's only message, see `message_in`."""
-        self._gate.start(self._raw, (cygrpc.ReceiveMessageOperation(0),), heard)
+        self._events.start(self._raw, (cygrpc.ReceiveMessageOperation(0),), heard)
 
     def lacks_message(self) -> None:
         """End a unary call whose client sent no message."""
@@ -250,7 +231,7 @@ class IncomingCall:
             if not future.done():
                 future.set_result(outcome(event))
 
-        self._gate.start(self._raw, operations, heard)
+        self._events.start(self._raw, operations, heard)
         return await future
 
 

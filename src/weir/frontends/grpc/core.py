@@ -4,6 +4,9 @@ grpcio's asyncio server spends most of a small call on futures, tasks and a lock
 event loop polls the queue itself as long as there are events. Only while there are none, a thread waits for the queue, and gives it back to the loop with
 the next event. So a burst of calls wakes the loop once, and no two threads work on calls at the same time.
 
+New calls have a queue of their own, and so have the operations of all calls. Most operations end while the loop starts them, so it finds their events without
+the thread of their queue, which waits only while an operation takes longer.
+
 The module underneath (grpc._cython.cygrpc) is not public. Only this file and call.py use it.
 """
 
@@ -13,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,7 +24,7 @@ from typing import Any
 from msgspec.json import decode
 
 from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError
-from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc, message_in
+from weir.frontends.grpc.call import Handler, IncomingCall, Left, cygrpc, message_in
 from weir.frontends.http.fast.plan import MAX_LINES
 from weir.protocols.account import Account
 
@@ -260,6 +264,123 @@ _MESSAGES_PART = 4
 _LEAST_MESSAGES = 16
 
 
+class Completions:
+    """The events of one completion queue of the core. An event's tag is the function to call with it.
+
+    While the loop expects events and finds none, a thread waits for the next one. `lost` is called for an event that could not be read. `last` is the tag
+    of the event that also matters when the loop is closed. `ended` is done when the queue has no more events. It belongs to one event loop.
+    """
+
+    def __init__(self, last: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        self.queue = cygrpc.CompletionQueue()
+        self._next: Callable[[float | None], Any] = self.queue.poll
+        self._last = last
+        self._lost = lost
+        self._closed = False
+        self._over = False  # the queue has no more events
+        self._expected = 0
+        self._rests = True  # no event is expected, so neither the loop nor the thread polls
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._handed: Any = None  # an event that the thread has handed to the loop and the loop has not taken
+        self._given = threading.Lock()  # released when the thread has the queue
+        self._given.acquire()
+        self.thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
+
+    def expect(self) -> None:
+        """Poll, because something was started that has one event."""
+        self._expected += 1
+        if self._rests and not self._loop.is_closed():
+            self._rests = False
+            self._loop.call_soon(self._turn)
+
+    def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
+        """Start operations on one of the core's calls; `heard` is called when they have ended. Raises Left after `close`: they would abort the process."""
+        if self._closed:
+            raise Left
+        call.start_server_batch(operations, heard)
+        self.expect()
+
+    def close(self) -> None:
+        """End the queue after the events that are expected. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.queue.shutdown()
+            self.expect()
+
+    # The thread that has the queue while there are no events.
+
+    def _wait(self) -> None:
+        while self._has_turn():
+            self._handed = self._poll()
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._take)
+
+    def _has_turn(self) -> bool:
+        """Wait until the loop has given the queue or was closed. Return whether the queue has more events."""
+        while not (closed := self._loop.is_closed()) and not self._given.acquire(timeout=_LOOP_LOOK_EVERY):
+            pass
+        if closed:
+            self._hear_alone()
+        return not self._over
+
+    def _hear_alone(self) -> None:
+        """Handle an event whose loop is closed: only the end of the server still matters."""
+        event, self._handed = self._handed, None
+        if event is None:
+            return
+        if event.completion_type == _SHUTDOWN:
+            self._over = True
+        elif event.tag == self._last:
+            self._last(event)
+
+    def _poll(self, until: float | None = None) -> Any:
+        """Return the next event; None if it was lost."""
+        try:
+            return self._next(until)
+        except Exception:  # above all MemoryError: the call of that event gets no more events; all other calls continue
+            _log.exception("a gRPC event was lost")
+            return None
+
+    # On the event loop.
+
+    def _take(self) -> None:
+        """Take the queue over from the thread, with the event that has just come."""
+        event, self._handed = self._handed, None
+        self._hear(event)
+        self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Handle the events that are there, and poll again in the next iteration of the loop. Without events, give the queue to the thread if one is expected."""
+        heard = 0
+        while self._expected and heard < _EVENTS_AT_ONCE and not self._over:
+            event = self._poll(0.0)
+            if event is not None and event.completion_type == _TIMEOUT:
+                break
+            heard += 1 + len(getattr(event, "invocation_metadata", None) or ()) // _ENTRIES
+            self._hear(event)
+        if self._over or (self._expected and not heard):
+            self._given.release()
+        elif self._expected:
+            self._loop.call_soon(self._turn)
+        else:
+            self._rests = True
+
+    def _hear(self, event: Any) -> None:
+        if event is None:
+            return self._lost()  # perhaps it is still to come, so it is still expected
+        self._expected -= 1
+        if event.completion_type == _SHUTDOWN:
+            self._over = True
+            if not self.ended.done():
+                self.ended.set_result(None)
+            return
+        try:
+            event.tag(event)
+        except Exception:
+            _log.exception("a gRPC call could not be answered")
+
+
 class Core:
     """A gRPC server.
 
@@ -290,23 +411,16 @@ class Core:
         self._connected = Connected(lambda: self._intake.connections)
         if has_clients:
             account.counters.append(self._connected)
-        self._queue = cygrpc.CompletionQueue()
-        self._next: Callable[[float | None], Any] = self._queue.poll
-        self._gate = GrpcGate()
+        self._arrivals, self._operations = self._queues = [Completions(self._shut, self._lose) for _ in range(2)]
         self._server = cygrpc.Server(tuple(options), False)
         self._connected.begin()
-        self._server.register_completion_queue(self._queue)
+        self._server.register_completion_queue(self._arrivals.queue)
         self._young: deque[tuple[float, IncomingCall]] = deque()  # when unary calls began that are not watched yet
         self._watching: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._ending = False
-        self._over = False  # the queue has no more events
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._handed: Any = None  # an event that the thread has handed to the loop and the loop has not taken
-        self._given = threading.Lock()  # released when the thread has the queue again
-        self._given.acquire()
-        self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
+        self._ended = asyncio.gather(*[each.ended for each in self._queues])
 
     def listen(self, address: str, credentials: Any) -> int:
         """Listen at `address`. Return the port, or 0 if the address is in use or invalid. `credentials` None: without TLS."""
@@ -322,7 +436,8 @@ class Core:
         self._server.start()
         for _ in range(_REQUESTED):
             self._request()
-        self._thread.start()
+        for each in self._queues:
+            each.thread.start()
 
     def discard(self) -> None:
         """Free a server that was not started."""
@@ -332,94 +447,31 @@ class Core:
         """Accept no more calls. Return when the calls in flight have ended; after `grace` seconds they are cancelled."""
         if not self._ending:
             self._ending = True
-            self._server.shutdown(self._queue, self._shut)
+            self._server.shutdown(self._arrivals.queue, self._shut)
+            self._arrivals.expect()
         try:
             async with asyncio.timeout(grace):
                 await asyncio.shield(self._ended)
         except TimeoutError:
             self._server.cancel_all_calls()
             await asyncio.shield(self._ended)
-        self._thread.join()
+        for each in self._queues:
+            each.thread.join()
         self._server.destroy()
 
-    # The thread that has the queue while there are no events.
-
-    def _wait(self) -> None:
-        while not self._over:
-            self._handed = self._poll()
-            try:
-                self._loop.call_soon_threadsafe(self._take)
-            except RuntimeError:  # the loop is closed
-                self._hear_alone()
-                continue
-            while not self._given.acquire(timeout=_LOOP_LOOK_EVERY):
-                if self._loop.is_closed():  # it was closed before it could give the queue back
-                    self._hear_alone()
-                    break
-
-    def _hear_alone(self) -> None:
-        """Handle an event whose loop is closed: only the end of the server still matters."""
-        event, self._handed = self._handed, None
-        if event is None:
-            return
-        if event.completion_type == _SHUTDOWN:
-            self._over = True
-        elif event.tag == self._shut:
-            self._shut(event)
-
-    def _poll(self, until: float | None = None) -> Any:
-        """Return the next event; None if it was lost."""
-        try:
-            return self._next(until)
-        except Exception:  # above all MemoryError: the call of that event gets no more events; all other calls continue
-            _log.exception("a gRPC event was lost")
-            return None
-
-    # On the event loop.
-
-    def _take(self) -> None:
-        """Take the queue over from the thread, with the event that has just come."""
-        event, self._handed = self._handed, None
-        self._hear(event)
-        event = None  # frees its call while other events are handled
-        self._turn()
-
-    def _turn(self) -> None:
-        """Handle the events that are there, and poll again in the next iteration of the loop. Without events, give the queue to the thread."""
-        heard = 0
-        while heard < _EVENTS_AT_ONCE and not self._over:
-            event = self._poll(0.0)
-            if event is not None and event.completion_type == _TIMEOUT:
-                break
-            heard += 1 + len(getattr(event, "invocation_metadata", None) or ()) // _ENTRIES
-            self._hear(event)
-        if heard and not self._over:
-            self._loop.call_soon(self._turn)
-        else:
-            self._given.release()
-
-    def _hear(self, event: Any) -> None:
-        """Handle an event. Its tag is the function to call."""
-        if event is None:
-            if not self._ending:
-                self._request()  # the lost event may have been a new call
-        elif event.completion_type == _SHUTDOWN:
-            self._over = True
-            if not self._ended.done():
-                self._ended.set_result(None)
-        else:
-            try:
-                event.tag(event)
-            except Exception:
-                _log.exception("a gRPC call could not be answered")
-
     def _request(self) -> None:
-        self._server.request_call(self._queue, self._queue, self._arrived)
+        self._server.request_call(self._operations.queue, self._arrivals.queue, self._arrived)
+        self._arrivals.expect()
+
+    def _lose(self) -> None:
+        """Request a call in place of the one that was perhaps lost."""
+        if not self._ending:
+            self._request()
 
     def _shut(self, event: Any) -> None:
-        """Shut the queue down: all calls have ended."""
-        self._gate.close()
-        self._queue.shutdown()
+        """Shut the queues down: all calls have ended."""
+        for each in self._queues:
+            each.close()
 
     def _arrived(self, event: Any) -> None:
         if not event.success:
@@ -429,7 +481,7 @@ class Core:
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
-        call = IncomingCall(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
+        call = IncomingCall(event, self._operations, self._account, self._unsent, partial(self._intake.end, peer))
         refusal: WeirError | None = self._intake.begin(peer)
         # The core's limit counts the bytes of one frame only, and the client may send many.
         if len(call.metadata) > MAX_LINES:
