@@ -14,6 +14,8 @@
 #   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
 #   make test-adapters  serve models of mosec, LitServe and MLServer, in an environment of its own (.venvs/adapters)
 #   make docs    build the site of the documentation in build/site, then check it (links, code blocks, generated pages)
+#   make image   build OCI images without Docker and without root (VARIANTS="core embed gpu"; WITH="scikit-learn" for packages and MODELS=folder for models to put in)
+#   make test-image  build images, and run them as containers: read-only, as any user
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -36,6 +38,9 @@ EXTRAS ?=
 ARGS ?=
 SLOW ?=
 SINCE ?=
+VARIANTS ?= core embed
+WITH ?=
+MODELS ?=
 PARTS ?=
 # What `make check` runs of the tests; `make test CHECKED=1` leaves that out, as what CI runs does after it.
 CORE := tests/policy tests/batching
@@ -74,7 +79,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve quick test nightly test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
+.PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-torch test-sklearn test-ray lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -137,6 +142,14 @@ covered: $(VENV)/.test
 docs: $(VENV)/.test .venvs/docs/.site
 	.venvs/docs/bin/python -m docs.site
 	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
+
+image: $(VENV)/.image
+	$(BIN)/python -m deploy.image $(VARIANTS) $(if $(WITH),--with $(WITH)) $(if $(MODELS),--models $(MODELS))
+
+test-image: image $(VENV)/.test
+	@command -v bwrap >/dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends bubblewrap; } >/dev/null 2>&1 || \
+		{ echo "make test-image needs bwrap: apt-get install bubblewrap"; exit 1; }
+	$(BIN)/python -m pytest -m image tests/deploy $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS) $(if $(QUICK),--quick)
@@ -241,6 +254,11 @@ $(VENV)/.check: $(VENV)/.test
 $(VENV)/.browser: $(VENV)/.test
 	$(SAY)
 	$(INSTALL) --group browser
+	@touch $@
+
+$(VENV)/.image: $(VENV)/.pip pyproject.toml
+	$(SAY)
+	$(INSTALL) --group image
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.test

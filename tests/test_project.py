@@ -95,14 +95,17 @@ def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
         assert promised in (ROOT / page).read_text(), page
 
 
-def test_only_the_job_that_publishes_may_write_and_it_has_no_secret() -> None:
+def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
+    published = {"publish": {"id-token": "write"}, "publish-images": {"id-token": "write", "packages": "write"}}
     for workflow in WORKFLOWS:
         assert read(workflow)["permissions"] == {"contents": "read"}
         assert "secrets." not in workflow.read_text()
         may = {name: job["permissions"] for name, job in read(workflow)["jobs"].items() if "permissions" in job}
-        assert may == ({"publish": {"id-token": "write"}} if workflow.name == "release.yml" else {})
+        assert may == (published if workflow.name == "release.yml" else {})
     jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
-    assert (jobs["publish"]["needs"], jobs["try"]["needs"]) == ("try", "build")
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "build": None, "try": "build", "publish": "try", "image": "build", "publish-images": ["image", "try"],
+    }  # fmt: skip
     assert any("pypi-publish" in step.get("uses", "") for step in jobs["publish"]["steps"])
 
 

@@ -1,11 +1,15 @@
 """Manifests as `weir manifest` prints them, read by a YAML library."""
 
+import json
 import os
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.documentation.pages import ROOT
 from tests.served import weir_here
 
 Object = dict[str, Any]
@@ -59,3 +63,14 @@ def command_of(objects: list[Object]) -> list[str]:
     words: list[str] = [*container["command"], *container["args"]]
     assert words[0] == "weir"
     return words[1:]
+
+
+def image_of_docker() -> tuple[list[str], dict[str, str]]:
+    """Return the command of the image that Docker builds, and the variables that it sets."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    base, last = (re.split(r"^FROM ", text, flags=re.MULTILINE)[place] for place in (3, -1))
+    assert base.startswith("python:3.11-slim AS base") and last.startswith("base")
+    words = shlex.join(re.findall(r"^ENV (.*)$", base, re.MULTILINE)).strip("'")
+    variables = dict(word.split("=", 1) for word in shlex.split(words) if not word.startswith("PATH="))
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", last, re.MULTILINE)
+    return json.loads(entry), variables

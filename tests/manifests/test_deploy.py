@@ -1,8 +1,6 @@
 """The files of deploy/: the objects are valid, and compose starts what there is. That they are current is tested with the generated pages."""
 
 import json
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import yaml
 from jsonschema import Draft7Validator
 from tests.documentation.pages import ROOT
 from tests.late import check_jsonschema
-from tests.manifests.kit import Object
+from tests.manifests.kit import Object, image_of_docker
 from tests.manifests.schemas import check
 from tests.served import CLEAN
 
@@ -40,22 +38,11 @@ def test_its_objects_are_valid(path: Path) -> None:
         check(each)
 
 
-def image() -> tuple[list[str], dict[str, str]]:
-    """Return the command of the image that compose builds, and the variables that it sets."""
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    base, last = (re.split(r"^FROM ", text, flags=re.MULTILINE)[place] for place in (3, -1))
-    assert base.startswith("python:3.11-slim AS base") and last.startswith("base")
-    words = shlex.join(re.findall(r"^ENV (.*)$", base, re.MULTILINE)).strip("'")
-    variables = dict(word.split("=", 1) for word in shlex.split(words) if not word.startswith("PATH="))
-    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", last, re.MULTILINE)
-    return json.loads(entry), variables
-
-
 def test_compose_starts_a_server_that_prometheus_finds() -> None:
     """Docker is not there to be asked, so the process is started as it would: the image's command and variables, and compose's words."""
     compose, prometheus = read("compose.yaml"), read("prometheus/prometheus.yaml")
     service = compose["services"]["weir"]
-    (program, *entry), variables = image()
+    (program, *entry), variables = image_of_docker()
     assert program == "weir" and variables["WEIR_PORT"] == "8000"
     (job,) = prometheus["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"weir:{variables['WEIR_PORT']}"]}]
