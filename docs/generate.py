@@ -1,28 +1,23 @@
 """Writes the pages of the reference and the files of deploy/ that follow from the code: `python -m docs.generate`."""
 
-import contextlib
-import io
-import os
+import json
 import re
-import shlex
-import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import yaml
 from docs import architecture, grafana
 
-from weir import cli, errors
+from weir import errors
 from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.frontends.http.application import NumbersCollector, held, in_memory
 from weir.fronts.server import FrontMetrics
-from weir.manifests.kubernetes import Queries, documents, rule_groups
 from weir.messages import Reason
 from weir.policy.residency import Residents, Room
 from weir.protocols import HttpSettings
@@ -317,30 +312,46 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     )
 
 
-# The manifests of deploy/, each printed by its command.
-MANIFESTS = {
-    "deploy/kubernetes.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --grpc-port 8001 --monitor",
-    "deploy/kserve.yaml": "kserve square:Square --image registry.example.com/square:1 --replicas 2..10 --monitor",
-}  # fmt: skip
+CHART = "deploy/chart"
+# What a setting in the values of the chart would contradict, or publish.
+OF_THE_CHART = {"api_key", "drain_timeout", "grpc_port", "port", "start_timeout", "uds"}
 
 
-def manifest(words: str) -> str:
-    """Return what `weir manifest` prints, without the variables of whoever asks."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as printed,
-        mock.patch.object(sys, "argv", ["weir", "manifest", *shlex.split(words)]),
-        mock.patch.dict(os.environ, clean, clear=True),
-        contextlib.suppress(SystemExit),
-    ):
-        cli.main()
-    return printed.getvalue()
+def chart_schema() -> str:
+    """Return the schema of the chart's values: their types follow from the defaults, and the settings are those of all servers."""
+    schema = _schema_of(yaml.safe_load((ROOT / CHART / "values.yaml").read_text()))
+    values = schema["properties"]
+    every = {
+        **declared_settings(),
+        **declared_settings(TEXTS),
+    }  # but tables, which belong into `config`
+    names = [name for name, each in sorted(every.items()) if not isinstance(each.default, dict)]
+    settings: dict[str, Any] = {name: {} for name in names if name not in OF_THE_CHART}
+    settings["fronts"] = {"type": "integer", "minimum": 1}  # "auto" would see all CPUs of the node
+    values["settings"] = {"type": "object", "properties": settings, "additionalProperties": False}
+    values["models"]["items"] = {"type": "string"}
+    values["grpcPort"] = {"type": ["integer", "null"], "minimum": 1, "maximum": 65535}
+    scaling = values["autoscaling"]["properties"]
+    scaling["by"] = {"enum": ["hpa", "keda"]}
+    for name in ("minReplicas", "maxReplicas", "targetWaitingRows"):
+        scaling[name] = {"type": "integer", "minimum": 1}
+    return (
+        json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **schema}, indent=1)
+        + "\n"
+    )
 
 
-def rules() -> str:
-    """Return the rules of Prometheus for the job `weir`, as a file of its own."""
-    head = "# Written by docs/generate.py: the rules that `weir manifest kubernetes --monitor` prints, for the job `weir`.\n"
-    return head + documents([{"groups": rule_groups(Queries("weir"), "weir")}])
+def _schema_of(default: Any) -> dict[str, Any]:
+    """Return the schema of values like `default`: tables that are not empty have no other keys, unless these are Kubernetes' own."""
+    if isinstance(default, dict):
+        inner = {key: _schema_of(value) for key, value in default.items()}
+        closed = bool(inner) and not inner.keys() & {"periodSeconds", "runAsUser"}
+        return {
+            "type": "object",
+            **({"properties": inner, "additionalProperties": False} if closed else {}),
+        }
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return {} if default is None else {"type": kinds[type(default)]}
 
 
 KEYWORDS_HEAD = '''"""The settings as keyword arguments, for editors and type checkers. Written by docs/generate.py from their declarations."""
@@ -445,8 +456,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/datatypes.md": datatypes_page,
     architecture.PAGE: architecture.page,
     architecture.PICTURE: architecture.picture,
-    **{path: partial(manifest, words) for path, words in MANIFESTS.items()},
-    "deploy/prometheus/rules.yaml": rules,
+    f"{CHART}/values.schema.json": chart_schema,
     "deploy/grafana/weir.json": grafana.dashboard,
 }
 

@@ -96,7 +96,8 @@ def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
 
 
 def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
-    published = {"publish": {"id-token": "write"}, "publish-images": {"id-token": "write", "packages": "write"}}
+    registry = {"id-token": "write", "packages": "write"}
+    published = {"publish": {"id-token": "write"}, "publish-containers": registry, "publish-chart": registry}
     for workflow in WORKFLOWS:
         assert read(workflow)["permissions"] == {"contents": "read"}
         assert "secrets." not in workflow.read_text()
@@ -104,7 +105,7 @@ def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
         assert may == (published if workflow.name == "release.yml" else {})
     jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
     assert {name: job.get("needs") for name, job in jobs.items()} == {
-        "build": None, "try": "build", "publish": "try", "image": "build", "publish-images": ["image", "try"],
+        "build": None, "try": "build", "publish": "try", "image": "build", "publish-containers": ["image", "try"], "publish-chart": "publish-containers",
     }  # fmt: skip
     assert any("pypi-publish" in step.get("uses", "") for step in jobs["publish"]["steps"])
 

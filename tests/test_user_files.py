@@ -8,7 +8,6 @@ import pytest
 
 from weir.bench.target import read_payloads
 from weir.catalog.repository.folder import read_file
-from weir.manifests import read_command
 from weir.policy.cost.profile import Profile, read_profile
 from weir.profiling import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys
@@ -19,7 +18,6 @@ from weir.text_models.offline import read_texts
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=2).to_toml()
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "weir.toml": ("port = 3\n", lambda path: read_settings(["m:A"], {}, {}, str(path)).http),
-    "manifest.toml": ("port = 3\n", lambda path: read_command(["m:A"], {}, {}, str(path))),
     "config.toml": ('target = "m:A"\n', lambda path: read_file(path.parent, "m")),
     "config.pbtxt": ('backend: "onnxruntime"\n', lambda path: read_file(path.parent, "m")),
     "profile.toml": (PROFILE, lambda path: read_profile(path).to_toml()),

@@ -22,8 +22,8 @@ import httpx
 import psutil
 import pytest
 from deploy.image import USER, VARIANTS, config_of, pack, write_image
+from tests.deploy.kit import image_of_docker
 from tests.documentation.pages import ROOT
-from tests.manifests.kit import image_of_docker
 
 from weir.bench.vectors import reserve_ports
 from weir.text_server.server_settings import installed_model

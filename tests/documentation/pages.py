@@ -39,7 +39,7 @@ NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
 WITH_RAY = re.compile(r"<!-- with ray: .+ -->\s*\Z")
 COMMAND = re.compile(r"^\$ ", re.MULTILINE)
 HERE = re.compile(
-    r"(?P<command>weir (--help|batch|bench|check|embed|manifest|profile|serve|simulate|solve)\b[^|&;<>$`]*)(> (?P<file>[\w.-]+))?"
+    r"(?P<command>weir (--help|batch|bench|check|embed|profile|serve|simulate|solve)\b[^|&;<>$`]*)(> (?P<file>[\w.-]+))?"
 )
 
 

@@ -12,7 +12,6 @@ COMMANDS: Mapping[str, str] = {  # an example of each command, by name
     "simulate": "weir simulate square.profile.toml --policy smdp,greedy,size-or-delay:size=32,delay=5ms --arrivals poisson:0.7",
     "worker": "weir worker square:Square --connect unix:/run/weir/square.sock",
     "embed": "weir embed serve ./bge-small-en --workers 2",
-    "manifest": "weir manifest kubernetes square:Square --image registry/square:1 --replicas 2..10",
     "batch": "weir batch run reviews.jsonl ./bge-small-en -o vectors.jsonl",
     "bench": "weir bench http://localhost:8000/infer/square --arrivals poisson --rate 500 --duration 30",
 }

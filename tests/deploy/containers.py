@@ -1,4 +1,4 @@
-"""Starts what the container of a manifest runs, as a process of this machine."""
+"""Starts what the container of a pod runs, as a process of this machine."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from tests.manifests.kit import Object, command_of, pod_of
+from tests.deploy.kit import Object, command_of, pod_of
 from tests.served import CLEAN, children_of, still_running
 
 
@@ -17,7 +17,7 @@ class Container:
     """The process of a container. After `with`, it and its workers are gone.
 
     Args:
-        objects: the manifest that it comes from.
+        objects: those of which it is a part.
         folder: the working directory, in which its targets are.
     """
 
@@ -29,6 +29,7 @@ class Container:
             [sys.executable, "-m", "weir", *command_of(objects)], cwd=folder, env={**CLEAN, **variables},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self.ports = {each["name"]: each["containerPort"] for each in self.spec["ports"]}
         self.log: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -43,7 +44,7 @@ class Container:
         assert not still_running(children)
 
     def until(self, event: str) -> dict[str, Any]:
-        """Read the log, which the manifest asks to be JSON, up to a line whose event has this text, and return the line."""
+        """Read the log, which the chart asks to be JSON, up to a line whose event has this text, and return the line."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(json.loads(line))
@@ -54,7 +55,7 @@ class Container:
     def probe(self, name: str) -> httpx.Response:
         """Ask what the probe `name` asks."""
         asked = self.spec[name]["httpGet"]
-        url = f"{asked['scheme'].lower()}://127.0.0.1:{asked['port']}{asked['path']}"
+        url = f"{asked['scheme'].lower()}://127.0.0.1:{self.ports.get(asked['port'], asked['port'])}{asked['path']}"
         return httpx.get(url, timeout=self.spec[name]["timeoutSeconds"])
 
     def terminate(self) -> int:

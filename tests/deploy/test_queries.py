@@ -11,9 +11,9 @@ import promql_parser as promql
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from tests.deploy.containers import Container
+from tests.deploy.kit import Object, rendered
 from tests.documentation.pages import ROOT
-from tests.manifests.containers import Container
-from tests.manifests.kit import printed
 
 from weir.bench.vectors import reserve_ports
 from weir.frontends.http.application import NumbersCollector, held
@@ -68,15 +68,18 @@ def queries_of(path: Path) -> list[str]:
 
 
 FILES = [
-    each for each in sorted((ROOT / "deploy").rglob("*.*")) if each.suffix in (".yaml", ".json") and queries_of(each)
+    each
+    for each in sorted((ROOT / "deploy").rglob("*.*"))
+    if each.suffix in (".yaml", ".json") and each.parent.name != "templates" and queries_of(each)
 ]
 
 
 @pytest.fixture(scope="module")
 def names() -> Iterator[set[str]]:
-    """The names of all metrics at /metrics of what `weir manifest` starts."""
+    """The names of all metrics at /metrics of what the chart starts."""
     with reserve_ports(1) as (port,):
-        with Container(printed("kubernetes", "square.py:Square", f"--port={port}"), ROOT / "deploy" / "models") as pod:
+        objects = rendered({"models": ["square.py:Square"], "port": port})
+        with Container(objects, ROOT / "deploy" / "models") as pod:
             pod.until("ready")
             url = f"http://127.0.0.1:{port}"
             assert httpx.post(f"{url}/infer/square", json=3).json() == 9
@@ -101,14 +104,14 @@ def labels() -> dict[str, set[str]]:
 
 def test_there_are_queries_in_all_files_that_ask_prometheus() -> None:
     names = {path.relative_to(ROOT / "deploy").as_posix() for path in FILES}
-    assert {"kubernetes.yaml", "kserve.yaml", "prometheus/rules.yaml", "grafana/weir.json"} <= names
+    assert {"kserve.yaml", "chart/rules.yaml", "grafana/weir.json"} <= names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_queries_ask_for_what_a_server_has(path: Path, names: set[str], labels: dict[str, set[str]]) -> None:
-    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text())
+def check_queries(queries: Iterable[str], names: set[str], labels: dict[str, set[str]]) -> None:
+    """Assert that each of `queries` asks for metrics in `names`, or for those that rules record, and chooses by their labels."""
+    rules = yaml.safe_load((ROOT / "deploy" / "chart" / "rules.yaml").read_text())
     recorded = {"up", *strings(rules, "record")}
-    for query in queries_of(path):
+    for query in queries:
         wanted = list(asked_by(query))
         assert wanted, query
         for each in wanted:
@@ -117,13 +120,29 @@ def test_queries_ask_for_what_a_server_has(path: Path, names: set[str], labels: 
             assert chosen - OF_PROMETHEUS <= labels.get(each.metric, {"le"}), query
 
 
-def test_another_namespace_of_metrics_can_be_chosen(labels: dict[str, set[str]]) -> None:
-    named = ("--metrics-namespace=ours", "--namespace=team")
-    objects = printed("kubernetes", "models:Square", "--replicas=1..2", "--monitor", *named)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_queries_ask_for_what_a_server_has(path: Path, names: set[str], labels: dict[str, set[str]]) -> None:
+    check_queries(queries_of(path), names, labels)
+
+
+SCALED = {
+    "models": ["a:B"], "autoscaling": {"enabled": True, "by": "keda", "targetLatency": 0.05}, "monitoring": {"enabled": True},
+}  # fmt: skip
+
+
+def test_queries_of_the_chart_ask_for_its_own_pods(names: set[str], labels: dict[str, set[str]]) -> None:
+    queries = list(strings(rendered(SCALED), "expr", "query"))
+    check_queries(queries, names, labels)
+    assert all('job="square",namespace="team"' in query for query in queries)
+    of_hpa: Object = {**SCALED, "autoscaling": {"enabled": True}}
+    (metric,) = [each["spec"]["metrics"][0] for each in rendered(of_hpa) if each["kind"] == "HorizontalPodAutoscaler"]
+    assert metric["pods"]["metric"]["name"] in names
+
+
+def test_another_namespace_of_metrics_can_be_chosen() -> None:
+    objects = rendered({**SCALED, "settings": {"metrics_namespace": "ours"}})
     asked = [each for query in strings(objects, "expr", "query") for each in asked_by(query)]
     assert {each.metric.partition("_")[0] for each in asked} == {"ours", "up"}
-    assert all("namespace" in each.labels for each in asked)
-    assert {each.metric.replace("ours_", "weir_") for each in asked} - {"up"} <= labels.keys()
 
 
 def test_the_dashboard_shows_every_metric_of_a_server(names: set[str]) -> None:

@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from tests.deploy.kit import Object
 from tests.late import kserve, kubernetes, kubernetes_validate
-from tests.manifests.kit import Object
 
 # Of Kubernetes: the oldest in which preStop may sleep without a feature gate, and the newest known here.
 VERSIONS = ("1.32", "1.37")
@@ -35,6 +35,10 @@ _SELECTOR = _closed(matchLabels=_TEXTS)
 _COUNT = {"type": "integer", "minimum": 0}
 _WINDOW = "stabilizationWindowSeconds"
 _RULES = _closed(_WINDOW, **{_WINDOW: {**_COUNT, "maximum": 3600}})
+_SCRAPED = _closed(
+    port=_TEXT, path=_TEXT, interval=_DURATION, scheme={"enum": ["http", "https"]},
+    authorization=_closed(type=_TEXT, credentials=_closed("key", name=_TEXT, key=_TEXT)), tlsConfig=_closed(insecureSkipVerify={"type": "boolean"}),
+)  # fmt: skip
 _SPECS = {
     "ScaledObject": _closed(
         "scaleTargetRef triggers",
@@ -56,17 +60,8 @@ _SPECS = {
             )
         ),
     ),
-    "PodMonitor": _closed(
-        "selector podMetricsEndpoints",
-        jobLabel=_TEXT,
-        selector=_SELECTOR,
-        podMetricsEndpoints=_list(
-            _closed(
-                port=_TEXT, path=_TEXT, interval=_DURATION, scheme={"enum": ["http", "https"]},
-                authorization=_closed(type=_TEXT, credentials=_closed("key", name=_TEXT, key=_TEXT)), tlsConfig=_closed(insecureSkipVerify={"type": "boolean"}),
-            )
-        ),
-    ),
+    "ServiceMonitor": _closed("selector endpoints", jobLabel=_TEXT, selector=_SELECTOR, endpoints=_list(_SCRAPED)),
+    "PodMonitor": _closed("selector podMetricsEndpoints", jobLabel=_TEXT, selector=_SELECTOR, podMetricsEndpoints=_list(_SCRAPED)),
     "PrometheusRule": _closed(
         groups=_list(
             _closed(

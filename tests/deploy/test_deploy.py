@@ -11,10 +11,10 @@ import httpx
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from tests.deploy.kit import Object, image_of_docker
+from tests.deploy.schemas import check
 from tests.documentation.pages import ROOT
 from tests.late import check_jsonschema
-from tests.manifests.kit import Object, image_of_docker
-from tests.manifests.schemas import check
 from tests.served import CLEAN
 
 from weir.bench.vectors import reserve_ports
@@ -78,7 +78,7 @@ def test_the_files_of_compose_are_there_and_name_each_other() -> None:
             if here.startswith("."):
                 assert (DEPLOY / here).exists()
                 mounted[there] = DEPLOY / here
-    assert (DEPLOY / "prometheus" / read("prometheus/prometheus.yaml")["rule_files"][0]).exists()
+    assert mounted[read("prometheus/prometheus.yaml")["rule_files"][0]] == DEPLOY / "chart" / "rules.yaml"
     assert "--config.file=/etc/prometheus/prometheus.yaml" in services["prometheus"]["command"]
     (provider,) = read("grafana/provisioning/dashboards/weir.yaml")["providers"]
     dashboard = f"{provider['options']['path']}/weir.json"
@@ -91,6 +91,6 @@ def test_the_files_of_compose_are_there_and_name_each_other() -> None:
 
 def test_rules_ask_for_the_job_of_prometheus() -> None:
     (job,) = read("prometheus/prometheus.yaml")["scrape_configs"]
-    for group in read("prometheus/rules.yaml")["groups"]:
+    for group in read("chart/rules.yaml")["groups"]:
         for rule in group["rules"]:
             assert f'job="{job["job_name"]}"' in rule["expr"]
