@@ -10,7 +10,7 @@ from tests.images.pictures import KINDS, drawn, written
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.images import Header, ImageLimits, look, read_base64
+from weir.images import Header, ImageLimits, check_type, look, read_base64
 
 LIMITS = ImageLimits()
 PNG = written(drawn(30, 20))
@@ -98,3 +98,28 @@ def test_what_is_no_base64(text: str, rule: str) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(SettingsError, match="max_image_pixels=100000000: must be from 1 to 89478485"):
         ImageLimits(max_image_pixels=100_000_000)
+
+
+@subcases("stated", ["", "image/png", "IMAGE/X-PNG; q=1", "image/*", "Application/Octet-Stream", "binary/octet-stream"])
+def test_types_that_a_png_may_state(stated: str) -> None:
+    check_type(PNG, stated)
+
+
+@subcases(
+    ("data", "stated", "rule"),
+    [
+        (
+            JPEG,
+            "image/png",
+            "states the type 'image/png', and is a JPEG: state its own type, or application/octet-stream",
+        ),
+        (PNG, "image/jpg", "states the type 'image/jpg', and is a PNG"),
+        (PNG, "image/heic", "states the type 'image/heic', and is a PNG"),
+        (PNG, "text/plain;charset=utf-8", "states the type 'text/plain': must be an image"),
+        (PNG, "png", "states the type 'png': must be an image"),
+        (b"no image", "image/png", "is no image in a format that is read"),
+    ],
+)
+def test_a_stated_type_is_compared_with_the_content(data: bytes, stated: str, rule: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(rule)}"):
+        check_type(data, stated)

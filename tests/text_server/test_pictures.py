@@ -270,6 +270,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/embeddings", {"content": FILE, "headers": {"content-type": "image/webp"}}, 400, "input[0]: states the type 'image/webp', and is a PNG"),
     ("/v1/embeddings", {"files": [("a", ("a.gif", FILE))]}, 400, "input[0]: states the type 'image/gif', and is a PNG"),
     ("/v1/embeddings", {"files": [("a", ("a.txt", FILE))]}, 400, "input[0]: states the type 'text/plain': must be an image"),
+    ("/v1/embeddings", {"content": FILE, "headers": {"content-type": "image/svg+xml"}}, 400, "input[0]: states the type 'image/svg+xml'"),
     ("/infer/clip", {"json": _CUT}, 400, "this PNG cannot be decoded"),
     ("/infer/clip", {"json": {"image": 3}}, 400, "image: must be an image in base64"),
     ("/infer/clip", {"json": {"image": BASE64, "text": TEXT}}, 400, "text"),
@@ -334,6 +335,9 @@ def test_equal_pictures_are_computed_once_and_counted_each(client: httpx.Client,
 
     # A batch has pictures or texts.
     names = ("weir_images_total", "weir_texts_total", "weir_requests_total", "weir_batches_total")
+    count = samples(names[0])
+    client.post("/infer/siglip", json={"image": URL}).raise_for_status()
+    assert samples(names[0]) == count + 1
     before = [samples(name) for name in names]
     body = {"input": [{"image": URL}, TEXT, {"image": BASE64}], "model": "siglip"}
     found = client.post("/v1/embeddings", json=body).json()

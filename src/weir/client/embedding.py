@@ -200,17 +200,10 @@ class EmbeddingClient:
 
         Raises InvalidRequest for a `timeout` that is not a number greater than 0, for texts of wrong types, and for images that cannot be read.
         """
-        call = EncodeCall(
-            texts if images and not len(texts) else _checked(texts, is_tokenized),
-            self._model if model is None else model,
-            priority,
-            dimensions,
-            truncate,
-            show_tokens,
-            prompt,
-            bulk,
-            tuple(_image_file(image, index) for index, image in enumerate(images)),
-        )
+        given = texts if images and not len(texts) else _checked(texts, is_tokenized)
+        files = tuple(_image_file(image, index) for index, image in enumerate(images))
+        model = self._model if model is None else model
+        call = EncodeCall(given, model, priority, dimensions, truncate, show_tokens, prompt, bulk, files)
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
         if not blocking:
@@ -293,24 +286,19 @@ class EmbeddingClient:
     def _made(self, result: Vectors) -> Any:
         if result.truncated and self._check_length:
             shown = ", ".join(map(str, result.truncated[:_SHOWN])) + (", ..." if len(result.truncated) > _SHOWN else "")
-            warnings.warn(
-                f"{len(result.truncated)} texts are longer than the model reads and were cut: {shown} "
-                "(truncate=False refuses them, check_length=False turns this warning off)",
-                stacklevel=3,
-            )
+            rule = "truncate=False refuses them, check_length=False turns this warning off"
+            what = f"{len(result.truncated)} texts are longer than the model reads and were cut: {shown}"
+            warnings.warn(f"{what} ({rule})", stacklevel=3)
         if result.foreign and self._check_ids:
-            warnings.warn(
-                f"{result.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
-                "model give wrong vectors (send texts, or the ids of this model's tokenizer)",
-                stacklevel=3,
-            )
+            rule = "those of another model give wrong vectors (send texts, or the ids of this model's tokenizer)"
+            what = f"{result.foreign} texts came as token ids that the model's tokenizer would not make of their text"
+            warnings.warn(f"{what}: {rule}", stacklevel=3)
         return result.vectors.tolist() if self._as_lists else result.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
         """Raise Unsupported: this was for ZeroMQ, where a client can receive the responses to other clients."""
-        raise Unsupported(
-            "listen: over HTTP each client gets only its own responses; clients of bert-as-service receive all, over ZeroMQ"
-        )
+        rule = "over HTTP each client gets only its own responses; clients of bert-as-service receive all, over ZeroMQ"
+        raise Unsupported(f"listen: {rule}")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -523,12 +511,8 @@ def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest
         "show_tokens": call.want_tokens or None,
         "prompt": call.prompt,
     }
-    headers = {
-        "content-type": _MSGPACK,
-        "accept": _MSGPACK,
-        "x-client-id": identity,
-        "x-request-timeout": f"{timeout:.6f}",
-    }
+    own = {"x-client-id": identity, "x-request-timeout": f"{timeout:.6f}"}
+    headers = {"content-type": _MSGPACK, "accept": _MSGPACK, **own}
     if call.priority is not None:
         headers["x-request-priority"] = str(call.priority)
     if call.bulk:

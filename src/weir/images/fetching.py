@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
@@ -40,29 +41,25 @@ class _Target(NamedTuple):
     path: str
 
 
+@dataclass(eq=False)
 class Fetcher:
     """Fetches images for the callers of a server from the hosts in `limits.allow_url`.
 
     `charge` is called with the number of bytes of each piece that has arrived, and may raise an error that ends the call. `tls` is as for HttpClient.
     """
 
-    def __init__(
-        self,
-        limits: ImageLimits,
-        charge: Callable[[int], object],
-        timeout: float = TIMEOUT,
-        tls: bool | ssl.SSLContext = True,
-    ) -> None:
-        self._limits = limits
-        self._allowed = frozenset(host.lower() for host in limits.allow_url)
-        self._charge = charge
-        self._timeout = timeout
-        self._trusts = tls
+    limits: ImageLimits
+    charge: Callable[[int], object]
+    timeout: float = TIMEOUT
+    tls: bool | ssl.SSLContext = True
+
+    def __post_init__(self) -> None:
+        self._allowed = frozenset(host.lower() for host in self.limits.allow_url)
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return tls_context(self._trusts)  # reads all certificates of the system
+        return tls_context(self.tls)  # reads all certificates of the system
 
     async def fetch(self, url: str) -> bytes:
         """Return the image at `url`.
@@ -70,10 +67,10 @@ class Fetcher:
         Raises InvalidRequest for a host or an address that is not allowed, and if no file within the limits comes back in time.
         """
         try:
-            async with self._turns, asyncio.timeout(self._timeout):
+            async with self._turns, asyncio.timeout(self.timeout):
                 return await self._followed(url)
         except TimeoutError:
-            rule = f"no response within {self._timeout:g} s"
+            rule = f"no response within {self.timeout:g} s"
         except InvalidRequest as error:
             rule = error.message
         except OSError as error:
@@ -119,15 +116,14 @@ class Fetcher:
         address = await self._address(target)
         reader, writer = await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name)
         try:
-            writer.write(
-                f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\nconnection: close\r\n\r\n".encode()
-            )
+            head = f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode())
             response, received = ResponseReader(), 0
             while not response.is_complete and response.status not in _REDIRECTS:
                 piece = await reader.read(_PIECE)
                 received += len(piece)
-                check_bytes(received - _HEAD_BYTES, self._limits)
-                self._charge(len(piece))
+                check_bytes(received - _HEAD_BYTES, self.limits)
+                self.charge(len(piece))
                 response.feed(piece)
             return response
         finally:

@@ -48,28 +48,15 @@ class _Config(msgspec.Struct):
     do_normalize: bool = True
 
 
+_CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
+_SQUARE, _HALF = {"height": 224, "width": 224}, (0.5, 0.5, 0.5)
 # What each processor does where no file states it.
 _PROCESSORS: Mapping[str, Mapping[str, Any]] = {
-    "CLIP": {
-        "size": 224,
-        "crop_size": 224,
-        "do_center_crop": True,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
-    },
-    "Siglip": {
-        "size": {"height": 224, "width": 224},
-        "crop_size": 224,
-        "do_center_crop": False,
-        "image_mean": (0.5, 0.5, 0.5),
-        "image_std": (0.5, 0.5, 0.5),
-    },
+    "CLIP": {"size": 224, "crop_size": 224, "do_center_crop": True, **_CLIP},
+    "Siglip": {"size": _SQUARE, "crop_size": 224, "do_center_crop": False, "image_mean": _HALF, "image_std": _HALF},
 }
-_CLASSES = {
-    f"{name}{ending}": name
-    for name in _PROCESSORS
-    for ending in ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
-}
+_ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
+_CLASSES = {f"{name}{ending}": name for name in _PROCESSORS for ending in _ENDINGS}
 
 
 @dataclass(frozen=True)
@@ -187,11 +174,7 @@ def _preparation(stated: Mapping[str, Any]) -> Preparation:
     if not is_known or fixed.keys() != {"height", "width"}:
         facts = f"do_resize={config.do_resize}, size={size}, do_center_crop={config.do_center_crop}, crop_size={crop}"
         raise msgspec.ValidationError(f"{facts}: must give all images one height and one width")
-    return Preparation(
-        **fixed,
-        shortest=shortest,
-        resample=config.resample,
-        scale=config.rescale_factor if config.do_rescale else 1.0,
-        mean=config.image_mean if config.do_normalize else (0.0, 0.0, 0.0),
-        deviation=config.image_std if config.do_normalize else (1.0, 1.0, 1.0),
-    )
+    scale = config.rescale_factor if config.do_rescale else 1.0
+    mean = config.image_mean if config.do_normalize else (0.0, 0.0, 0.0)
+    deviation = config.image_std if config.do_normalize else (1.0, 1.0, 1.0)
+    return Preparation(fixed["height"], fixed["width"], shortest, config.resample, scale, mean, deviation)

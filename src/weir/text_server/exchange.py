@@ -213,11 +213,15 @@ class TextExchange:
             raise _located(error, work.lists) from error.__cause__
         finally:
             self.trace = CURRENT_TRACE.get() or self.trace
-        if encoded.images:
-            self.context.counts.images[self.model, self.frontend] += encoded.images
+        self.count_images(encoded)
         if encoded.foreign:
             self.warn_of_ids(encoded.foreign)
         return encoded
+
+    def count_images(self, encoded: Encoded) -> None:
+        """Count the images that were computed."""
+        if encoded.images:
+            self.context.counts.images[self.model, self.frontend] += encoded.images
 
     def received(self, texts: int) -> None:
         """Count the request, which has `texts` texts."""

@@ -3,8 +3,9 @@
 Errors name the field and the rule.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,8 @@ from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.pictures import Asked, PictureUrl, read_image
 from weir.text_server.texts import Encoded, Encodes, TextFacts, TextOptions, TextTask, no_images
 from weir.wire.values import decode_json, half_in, uncollected, without_halves
+
+T = TypeVar("T")
 
 _MAX_CLIENT_ID = 128
 _IMAGE_TYPES = ("image_url", "input_image", "image")
@@ -102,21 +105,19 @@ def read_texts(value: Any, field: str, context: EmbeddingContext) -> list[Asked]
         raise InvalidRequest(f"{field}={brief(value)}: must be a text or a list")
     if value and type(value[0]) is int:
         return [token_ids(value, field)]
-    context.check_count(len(value), field)
-    return [
-        token_ids(each, f"{field}[{place}]")
-        if isinstance(each, list)
-        else read_part(each, f"{field}[{place}]", context)
-        for place, each in enumerate(value)
-    ]
+    return read_list(value, field, context, partial(_text_or_ids, context=context))
 
 
-def read_parts(values: Any, field: str, context: EmbeddingContext) -> list[Asked]:
-    """Return the texts and pictures of the list `field`, as many as a request may have. Raises InvalidRequest naming the place and the rule."""
+def _text_or_ids(value: Any, where: str, context: EmbeddingContext) -> Asked:
+    return token_ids(value, where) if isinstance(value, list) else read_part(value, where, context)
+
+
+def read_list(values: Any, field: str, context: EmbeddingContext, read: Callable[[Any, str], T]) -> list[T]:
+    """Return what `read` makes of each element of the list `field` and the element's place, as many as a request may have. Raises InvalidRequest."""
     if not isinstance(values, list):
         raise InvalidRequest(f"must be a list of texts, is {brief(values)}").of(field)
     context.check_count(len(values), field)
-    return [read_part(each, f"{field}[{place}]", context) for place, each in enumerate(values)]
+    return [read(value, f"{field}[{place}]") for place, value in enumerate(values)]
 
 
 def read_part(value: Any, where: str, context: EmbeddingContext, *, may_be_empty: bool = False) -> Asked:
@@ -181,14 +182,6 @@ def check_client(text: str | None, where: str) -> str:
     return text
 
 
-def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
-    """Return `texts` if it is a list of strings that are not empty, as many as a request may have. Raises InvalidRequest naming the place `where`."""
-    if not isinstance(texts, list):
-        raise InvalidRequest(f"must be a list of texts, is {brief(texts)}").of(where)
-    context.check_count(len(texts), where)
-    return [check_text(text, f"{where}[{place}]") for place, text in enumerate(texts)]
-
-
 def read_json(body: bytes, *, clean: bool = False) -> Any:
     """Return the value of the JSON `body`; with `clean`, halves of surrogate pairs are read as NULs. Raises InvalidRequest."""
     try:
@@ -249,10 +242,7 @@ def read_ranking(
     if form.top_n is not None and form.top_n < 1:
         raise InvalidRequest("must be 1 or more").of("top_n", str(form.top_n))
     query = read_part(query, "query", exchange.context)
-    if not isinstance(documents, list):
-        raise InvalidRequest(f"must be a list of texts, is {brief(documents)}").of(field)
-    exchange.context.check_count(len(documents), field)
-    texts = [_document(each, f"{field}[{index}]", exchange.context) for index, each in enumerate(documents)]
+    texts = read_list(documents, field, exchange.context, partial(_document, context=exchange.context))
     encoder = exchange.choose(model, TextTask.RERANK, [query, *texts])
     vision = encoder.facts.vision
 
@@ -315,11 +305,11 @@ def zero_shot(
     if template.count("{}") != 1 or len(template) > _LONGEST_TEMPLATE:
         rule = f"must have {{}} once, in place of a label, and at most {_LONGEST_TEMPLATE} characters"
         raise InvalidRequest(rule).of("hypothesis_template", brief(template))
-    exchange.context.check_count(len(labels), "labels")
+    labels = read_list(labels, "labels", exchange.context, check_text)
     if len(texts) * len(labels) > _MOST_SCORES:
         rule = f"has {len(labels)} for each of {len(texts)} in input, must have at most {_MOST_SCORES:,} together"
         raise InvalidRequest(f"labels: {rule}")
-    hypotheses = [template.replace("{}", check_text(label, f"labels[{index}]")) for index, label in enumerate(labels)]
+    hypotheses = [template.replace("{}", label) for label in labels]
     encoder = exchange.choose(model, TextTask.EMBED, texts, sees=True)
     vision, facts, count = encoder.facts.vision, encoder.facts._replace(labels=tuple(labels)), len(texts)
     if vision is None:

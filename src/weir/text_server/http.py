@@ -519,11 +519,7 @@ class TextApi:
     """The endpoints and pages of one product, whose errors have the type `error`."""
 
     def __init__(
-        self,
-        context: EmbeddingContext,
-        error: Any,
-        endpoints: Sequence[TextEndpoint],
-        pages: Sequence[TextPage] = (),
+        self, context: EmbeddingContext, error: Any, endpoints: Sequence[TextEndpoint], pages: Sequence[TextPage] = ()
     ) -> None:
         self.context = context
         self.texts = [HttpTexts(each, context) for each in endpoints]

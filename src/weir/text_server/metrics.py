@@ -80,13 +80,9 @@ class TextClients:
         known = self._clients.get(client) if count else None
         if known is not None and not known.warned:
             known.warned = True
-            _log.warning(
-                "client %r sent %d texts as token ids that the tokenizer of %r would not produce: token ids of another model give wrong vectors "
-                "(LangChain: check_embedding_ctx_length=False)",
-                client,
-                count,
-                model,
-            )
+            what = "client %r sent %d texts as token ids that the tokenizer of %r would not produce"
+            rule = "token ids of another model give wrong vectors (LangChain: check_embedding_ctx_length=False)"
+            _log.warning(f"{what}: {rule}", client, count, model)
 
     def _client_of(self, client: str, frontend: str, now: float) -> TextClient:
         known = self._clients.get(client)
@@ -191,16 +187,14 @@ class TextCounts(Collector):
         of_model, calls = ["model", "frontend"], [*self._calls.items()]
         good = [((*names, "200"), counts[0]) for names, counts in answered]
         yield _counters("weir_text_calls", "Embedding calls.", [*of_model, "code"], [*good, *calls])
-        for number, (name, text) in enumerate(
-            (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated.")), 1
-        ):
+        further = (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated."))
+        for number, (name, text) in enumerate(further, 1):
             yield _counters(name, text, of_model, [(names, counts[number]) for names, counts in answered])
         text = "Images embedded, also counted in weir_texts."
         yield _counters("weir_images", text, of_model, list(self.images.items()))
         text = "Messages dropped by the ZeroMQ frontend; the log gives the reasons."
-        yield _counters(
-            "weir_zeromq_dropped", text, ["kind"], [((kind,), count) for kind, count in list(self._dropped.items())]
-        )
+        dropped = [((kind,), count) for kind, count in list(self._dropped.items())]
+        yield _counters("weir_zeromq_dropped", text, ["kind"], dropped)
         if self._clients is not None:
             text = f"Clients that have sent a request for texts within {ACTIVE_FOR:g} s, of the {MAX_REMEMBERED} with the latest requests."
             yield GaugeMetricFamily("weir_text_clients", text, value=self._clients.active)

@@ -14,6 +14,7 @@ from weir.errors import DeadlineExceeded, InvalidRequest, WeirError, brief
 from weir.images import ImageLimits, Picture, check_type, read_base64
 from weir.images.fetching import SCHEMES
 from weir.text_models.texts import PlainText, Text
+from weir.text_server.requests import stated_limit
 from weir.text_server.texts import TEXTS_FIELD
 from weir.wire.schema import any_of
 
@@ -207,10 +208,11 @@ async def fetched(
 
     tasks = [asyncio.create_task(fetch_next()) for _ in range(min(_AT_ONCE, len(urls)))]
     try:
-        async with asyncio.timeout(timeout or _FETCHING):
+        async with asyncio.timeout(_FETCHING if timeout is None else timeout):
             await asyncio.gather(*tasks)
     except TimeoutError:
-        raise DeadlineExceeded("the deadline passed before all images were fetched") from None
+        limit = f"{_FETCHING:g} s" if timeout is None else stated_limit(timeout)
+        raise DeadlineExceeded(f"{limit}: the deadline passed before all images were fetched") from None
     finally:
         for task in tasks:
             task.cancel()

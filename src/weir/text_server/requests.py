@@ -34,9 +34,8 @@ def max_pooled_places(poolings: Sequence[Pooling], size: int) -> list[bool]:
 
     It is the maximum where the pooling takes the maximum over tokens.
     """
-    parts = [
-        part for each in poolings for part in ((Pooling.MEAN, Pooling.MAX) if each is Pooling.MEAN_MAX else (each,))
-    ]
+    both = (Pooling.MEAN, Pooling.MAX)
+    parts = [part for each in poolings for part in (both if each is Pooling.MEAN_MAX else (each,))]
     return [part in _MAX_POOLINGS for part in parts for _ in range(size // len(parts))]
 
 
@@ -486,15 +485,9 @@ class CallTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._tracer.ended(
-            f"encode {self._model}",
-            self._trace,
-            self._began,
-            self._service.now(),
-            attributes=self._attributes,
-            error=error if isinstance(error, WeirError) else None,
-            inside=self._frontend == "python",
-        )
+        known, inside = error if isinstance(error, WeirError) else None, self._frontend == "python"
+        span, facts = (f"encode {self._model}", self._trace, self._began, self._service.now()), self._attributes
+        self._tracer.ended(*span, attributes=facts, error=known, inside=inside)
 
     def text_trace(self) -> Trace | Origin:
         """Return the trace of the next text: a child of this span for the first MAX_SPANS texts, and unsampled for the others."""
@@ -511,10 +504,8 @@ class CallTrace:
         """Record a span for the tokenization of `count` texts, from the last `begin_tokenizing` until now."""
         if self._spans[0]:
             self._spans[0] -= 1
-            attributes: dict[str, Any] = {"weir.texts": count}
-            self._tracer.step(
-                "tokenize", self._trace, self._tokenizing_since, self._service.now(), attributes=attributes
-            )
+            facts: dict[str, Any] = {"weir.texts": count}
+            self._tracer.step("tokenize", self._trace, self._tokenizing_since, self._service.now(), attributes=facts)
 
 
 # The most tokens by which a caller without a ready text may fall behind virtual time and catch up later.

@@ -55,6 +55,10 @@ def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
     ]
 
 
+# What a row for a client shows, by its name in TextClients.table.
+_CLIENT_ROW = {"client": "identity", "frontend": "frontend", "requests": "num_request", "texts": "num_total_seq"}
+
+
 def added_by(apis: Sequence[TextApi]) -> AddedEndpoints:
     """Return what `apis` add to HTTP."""
     return AddedEndpoints([each for api in apis for each in api.endpoints()])
@@ -120,14 +124,9 @@ class EmbeddingProduct:
             for model in self._models
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
+        most, http, aliases = self._callers.max_texts, context.settings.http, context.registry.aliases
         self._shared = shared = EmbeddingContext(
-            self._encoders,
-            context.settings.http,
-            self._callers.max_texts,
-            self._counts,
-            self._clients,
-            context.registry.aliases,
-            images=self._images,
+            self._encoders, http, most, self._counts, self._clients, aliases, images=self._images
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
         self._byte_meters = methods_of(context.observers, "transferred")
@@ -179,13 +178,10 @@ class EmbeddingProduct:
                 f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: ZeroMQ cannot send a key: with api_key, host must be a "
                 "loopback address, or zmq_port must not be set"
             )
+        account = Account(context.settings.http) if context.kserve is None else context.kserve.account
+        control, status, end = context.control, self._status, context.end
         self._zeromq_frontend = ZeroMqFrontend(
-            self._shared,
-            self._zeromq,
-            control=context.control,
-            status=self._status,
-            terminate=context.end,
-            account=Account(context.settings.http) if context.kserve is None else context.kserve.account,
+            self._shared, self._zeromq, control=control, status=status, terminate=end, account=account
         )
         return [self._zeromq_frontend]
 
@@ -204,17 +200,9 @@ class EmbeddingProduct:
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
         """Return a row for each active client, the one that sent the latest request first."""
-        return [
-            {
-                "client": row["identity"],
-                "frontend": row["frontend"],
-                "requests": row["num_request"],
-                "texts": row["num_total_seq"],
-                "seconds ago": round(row["last"], 1),
-            }
-            for row in self._clients.table()
-            if row["active"]
-        ]
+        rows = [row for row in self._clients.table() if row["active"]]
+        shown = [{name: row[key] for name, key in _CLIENT_ROW.items()} for row in rows]
+        return [{**each, "seconds ago": round(row["last"], 1)} for each, row in zip(shown, rows, strict=True)]
 
     async def start(self) -> None:
         """Remove graphs from a cache that is too large. The models of this server are loaded and keep theirs."""
@@ -353,9 +341,8 @@ def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "Embeddin
     from weir.text_server.bert_as_service.client import BertTransport
 
     if token is not None:
-        raise SettingsError(
-            f"{url}, token: over ZeroMQ no token can be sent: name the server's HTTP address, such as http://localhost:8000"
-        )
+        rule = "over ZeroMQ no token can be sent: name the server's HTTP address, such as http://localhost:8000"
+        raise SettingsError(f"{url}, token: {rule}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or BERT_PORT

@@ -109,42 +109,30 @@ def installed_target() -> Sequence[str]:
     """Return the target of the installed small model, NAME=DIRECTORY. Raises SettingsError, with the command that installs it, if it is missing."""
     directory = installed_model()
     if directory is None:
-        raise SettingsError(
-            f"no model: name a DIRECTORY or an id such as BAAI/bge-small-en-v1.5, or install the small one: {INSTALL}"
-        )
+        rule = "name a DIRECTORY or an id such as BAAI/bge-small-en-v1.5, or install the small one"
+        raise SettingsError(f"no model: {rule}: {INSTALL}")
     return [f"{_SMALL_MODEL}={directory}"]
 
 
-_MEASURED = "measured, see --calibrate"
-# Descriptions of the defaults that embedding/text_model.py and embedding/calibration.py determine.
+# Descriptions of the defaults that text_model.py and calibration.py determine.
 DERIVED_DEFAULTS = {
     "workers": "CPUs / --threads; 1 on GPUs, with torch, or without processes",
     "threads": "CPUs / workers",
-    "max_batch_size": _MEASURED,
-    "max_batch_cost": _MEASURED,
-    "max_padding": _MEASURED,
-    "padding_cost": _MEASURED,
+    **dict.fromkeys(("max_batch_size", "max_batch_cost", "max_padding", "padding_cost"), "measured, see --calibrate"),
     "padded": "true",
 }
 
 # The kind of server of `weir embed serve`. A model's target is its directory; its class and parameters follow from the settings.
+_MODEL = {**TEXT_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}}
+_SERVER = {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}}
+_DIRECTORY = "the directory of a model, or its id"
 TEXTS = ServerKind(
-    {**TEXT_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
-    {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    split_target,
-    "directory",
-    "the directory of a model, or its id",
-    installed_target,
-    DERIVED_DEFAULTS,
-    names_of_id,
+    _MODEL, _SERVER, split_target, "directory", _DIRECTORY, installed_target, DERIVED_DEFAULTS, names_of_id
 )
 
 # The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.
-TEXT_VARIABLES = frozenset(
-    PREFIX + field.name.upper()
-    for kind in (*TEXT_PARTS.values(), *TEXT_SERVER_PARTS.values())
-    for field in fields(kind)
-)
+_KINDS = (*TEXT_PARTS.values(), *TEXT_SERVER_PARTS.values())
+TEXT_VARIABLES = frozenset(PREFIX + field.name.upper() for kind in _KINDS for field in fields(kind))
 
 
 def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Settings:
@@ -316,9 +304,8 @@ def _from_variables(
     named = has_models or bool(given.get(MODEL_ID))
     found: dict[str, tuple[str, list[str]]] = {}
     if not named and environment.get(MODEL_ID.upper()):
-        found = {
-            name: (name.upper(), [environment[name.upper()]]) for name in TEI_VARIABLES if environment.get(name.upper())
-        }
+        texts = {name: environment.get(name.upper(), "") for name in TEI_VARIABLES}
+        found = {name: (name.upper(), [text]) for name, text in texts.items() if text}
     for name in INFINITY_VARIABLES:
         variable = INFINITY + name.upper()
         if text := environment.get(variable):

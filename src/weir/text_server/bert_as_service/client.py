@@ -122,10 +122,9 @@ class BertTransport:
             with self._lock:
                 late = [number for number, pending in self._pending.items() if now >= pending.deadline]
             if late:
-                known = "no response in time" + (
-                    "" if self._has_received else ", to anything: does a server listen there?"
-                )
-                self._fail(late, (DeadlineExceeded if self._has_received else Unreachable)(f"{self._where}: {known}"))
+                late_error = DeadlineExceeded(f"{self._where}: no response in time")
+                silence = Unreachable(f"{self._where}: no response in time, to anything: does a server listen there?")
+                self._fail(late, late_error if self._has_received else silence)
         self._receiver.close()
 
     def _deliver(self, frames: list[bytes]) -> None:

@@ -127,14 +127,12 @@ class Bundle:
         variable = self.variables[name]
         path = self.prefix.with_name(f"{self.prefix.name}.data-{variable.shard:05}-of-{self.shards:05}")
         if variable.kind not in DTYPES or variable.sliced:
-            raise SettingsError(
-                f"{self.index}: {name!r} is in slices or of the datatype {variable.kind}: must be whole and of floats"
-            )
+            what = f"{name!r} is in slices or of the datatype {variable.kind}"
+            raise SettingsError(f"{self.index}: {what}: must be whole and of floats")
         dtype = np.dtype(DTYPES[variable.kind])
         if math.prod(variable.shape) * dtype.itemsize != variable.size or not variable.size:
-            raise SettingsError(
-                f"{self.index}: {name!r} has {variable.size} bytes, which does not fit its shape {list(variable.shape)}"
-            )
+            rule = f"has {variable.size} bytes, which does not fit its shape {list(variable.shape)}"
+            raise SettingsError(f"{self.index}: {name!r} {rule}")
         try:
             if path.stat().st_size < variable.offset + variable.size:
                 rule = f"{path}: is truncated: {name!r} would end at byte {variable.offset + variable.size}"
@@ -177,10 +175,8 @@ def _size(message: bytes) -> int:
 
 
 DEFAULT_NAME = "bert_model.ckpt"
-HEAD = {
-    "classifier.weight": "output_weights",
-    "classifier.bias": "output_bias",
-}  # the names in BERT's run_classifier.py
+# The names in BERT's run_classifier.py.
+HEAD = {"classifier.weight": "output_weights", "classifier.bias": "output_bias"}
 
 
 def convert(source: Path, target: Path, *, name: str | None = None, cased: bool | None = None) -> Path:
@@ -286,15 +282,8 @@ def _write_settings(folder: Path, config: JsonDocument, bundle: Bundle, vocabula
         kind = "BertForSequenceClassification"
         count = bundle.read(HEAD["classifier.bias"]).size
         labels = {"id2label": {str(label): f"LABEL_{label}" for label in range(count)}}
-    whole = (
-        config.values
-        | {"model_type": "bert", "architectures": [kind], "layer_norm_eps": 1e-12, "pad_token_id": 0}
-        | labels
-    )
-    text = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": not cased,
-        "model_max_length": config.integer("max_position_embeddings"),
-    }
+    own = {"model_type": "bert", "architectures": [kind], "layer_norm_eps": 1e-12, "pad_token_id": 0}
+    whole, longest = config.values | own | labels, config.integer("max_position_embeddings")
+    text = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased, "model_max_length": longest}
     for name, value in (("config.json", whole), ("tokenizer_config.json", text)):
         (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -30,14 +30,7 @@ from weir.images import Picture
 from weir.messages import JSON, MSGPACK
 from weir.protocols import HttpSettings
 from weir.protocols.access import Control
-from weir.protocols.response import (
-    NO_STORE,
-    Headers,
-    HttpResponse,
-    accept_of,
-    error_value,
-    json_response,
-)
+from weir.protocols.response import NO_STORE, Headers, HttpResponse, accept_of, error_value, json_response
 from weir.serving.handle import ModelHandle
 from weir.text_models import Pooling
 from weir.text_models.packing import packed
@@ -84,7 +77,7 @@ class Status:
 
     def config(self, client: str = "") -> dict[str, Any]:
         """Return the server's configuration. `client` is the identity of the caller, which the response repeats."""
-        first = next(iter(self.served.values()))
+        first, served = next(iter(self.served.values())), self.served.items()
         return {
             "client": client,
             "server_version": STOCK_VERSION,
@@ -94,10 +87,7 @@ class Status:
             "server_current_time": str(datetime.now().astimezone()),
             "max_seq_len": first.max_length,
             "show_tokens_to_client": False,
-            "models": {
-                name: {"dimensions": each.dimensions, "max_seq_len": each.max_length}
-                for name, each in self.served.items()
-            },
+            "models": {name: {"dimensions": each.dimensions, "max_seq_len": each.max_length} for name, each in served},
             **self.more(),
         }
 
@@ -270,16 +260,14 @@ def _unpacked(body: bytes) -> Any:
 
 
 def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Asked]:
-    texts, tokenized = fields.texts, fields.is_tokenized
-    context.check_count(len(texts), "texts")
-    if fields.pairs:
-        return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
-    return [
-        forms.read_part(text, f"texts[{place}]", context)
-        if isinstance(text, (dict, Picture))
-        else forms.read_text(_cleaned(text), f"texts[{place}]", tokenized)
-        for place, text in enumerate(texts)
-    ]
+    def read(text: Any, where: str) -> Asked:
+        if fields.pairs:
+            return _pair(text, where)
+        if isinstance(text, (dict, Picture)):
+            return forms.read_part(text, where, context)
+        return forms.read_text(_cleaned(text), where, fields.is_tokenized)
+
+    return forms.read_list(fields.texts, "texts", context, read)
 
 
 def _cleaned(text: Any) -> Any:
@@ -309,10 +297,8 @@ def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
             document[name] = _truth(document[name], name)
     if "dimensions" in document and document["dimensions"].isdecimal() and len(document["dimensions"]) < 10:
         document["dimensions"] = int(document["dimensions"])
-    if "texts" in fields:
-        document["texts"] = (
-            [text.split() for text in fields["texts"]] if document.get("is_tokenized") else fields["texts"]
-        )
+    if texts := fields.get("texts"):
+        document["texts"] = [text.split() for text in texts] if document.get("is_tokenized") else texts
     return document
 
 
@@ -472,8 +458,7 @@ def post(request: ClipRequest, exchange: HttpExchange) -> HttpWork:
     if request.exec_endpoint == "/rank":
         return rank.read(request, exchange)
     context, documents = exchange.context, request.data
-    context.check_count(len(documents), "data")
-    texts = [_content(each, f"data[{place}]", context) for place, each in enumerate(documents)]
+    texts = forms.read_list(documents, "data", context, partial(_content, context=context))
     encoder = exchange.choose(request.model, TextTask.EMBED, texts)
 
     def items(vectors: NDArray[Any], start: int, stop: int) -> list[Any]:

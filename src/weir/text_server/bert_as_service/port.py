@@ -43,15 +43,8 @@ class Drops:
         if when is not None and now < when + LOG_INTERVAL:
             return
         self.logged[kind] = (now, self.counts[kind])
-        self.logger.warning(
-            "dropped",
-            kind=kind,
-            frontend="zeromq",
-            peer=peer,
-            client=client,
-            reason=str(reason),
-            since_last=self.counts[kind] - before,
-        )
+        facts = {"kind": kind, "frontend": "zeromq", "peer": peer, "client": client, "reason": str(reason)}
+        self.logger.warning("dropped", **facts, since_last=self.counts[kind] - before)
 
 
 _BACKLOG = 1024
@@ -150,9 +143,7 @@ class Port:
         """Stop reading from `peer`, which has sent a part of a message, if there are too many such parts. One such peer is always read."""
         if self._has_room or peer.is_held_back:
             return
-        if any(
-            other.message_since is not None and other is not peer and not other.is_held_back for other in self.peers
-        ):
+        if any(each.message_since is not None and each is not peer and not each.is_held_back for each in self.peers):
             peer.is_held_back = True
             self._held_back.append(peer)
             peer.transport.pause_reading()
@@ -254,9 +245,8 @@ class Peer(asyncio.Protocol):
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._handshake = asyncio.get_running_loop().call_later(
-            port.limits.handshake, self.end, f"no handshake within {port.limits.handshake:g} s"
-        )
+        within, loop = port.limits.handshake, asyncio.get_running_loop()
+        self._handshake = loop.call_later(within, self.end, f"no handshake within {within:g} s")
         self.transport.write(GREETING + ready(port.socket_type))
 
     def data_received(self, data: bytes) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from structlog.stdlib import BoundLogger
 
@@ -35,7 +36,6 @@ from weir.errors import (
 from weir.messages import JSON, LONGEST_TIMEOUT
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account, charge_values
-from weir.protocols.call import ChannelCall
 from weir.protocols.offloading import off_loop
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
@@ -43,7 +43,7 @@ from weir.text_server.bert_as_service import frames
 from weir.text_server.bert_as_service.frames import MAX_FRAMES, Event, Received, Subscribed, ZeroMqRequest, pack
 from weir.text_server.bert_as_service.http import Status
 from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
-from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.exchange import EmbeddingContext, TextCall, TextExchange
 from weir.text_server.server_settings import ZeroMqSettings
 from weir.text_server.texts import Encoded, TextOptions
 from weir.wire.status import http_code
@@ -554,15 +554,14 @@ class RequestHandler:
             call.leave()
 
 
-class ZeroMqCall(ChannelCall):
-    """One request for vectors, see ChannelCall. `made` is how many texts have vectors, and how many of these texts were cut."""
+class ZeroMqCall(TextCall[Any, Any]):
+    """One request for vectors, see TextCall."""
 
     def __init__(self, handler: RequestHandler, request: ZeroMqRequest) -> None:
-        super().__init__(handler.publisher.account, len(request.payload))
         name, client = handler.encoder.name, _client_name(request)
+        exchange = TextExchange(handler.context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
+        super().__init__(exchange, handler.publisher.account, len(request.payload))
         self._handler = handler
-        self.exchange = TextExchange(handler.context, FRONTEND, name, client=client, timeout=LONGEST_TIMEOUT)
-        self.made = (0, 0)
         self.request = request
 
     def report(self, error: Exception) -> None:
@@ -576,10 +575,6 @@ class ZeroMqCall(ChannelCall):
         known = error if isinstance(error, WeirError) else ModelError(f"{type(error).__name__} in the server")
         self.exchange.refused(http_code(known))
         self._handler.fail(self.request, known)
-
-    def count(self, sent_bytes: int) -> None:
-        """See ChannelCall."""
-        self.exchange.delivered(*self.made, self.received_bytes, sent_bytes)
 
     def release(self) -> None:
         """Have the handler forget the request."""
@@ -630,19 +625,13 @@ class ZeroMqFrontend:
         self._account = account
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
         self._handler = RequestHandler(context, settings, self._publisher, status, control, terminate, self._changed)
-        limits = Limits(
-            min(settings.zmq_max_message_size, account.max_bytes),
-            MAX_FRAMES,
-            http.max_connections,
-            settings.zmq_max_in_flight,
-            http.header_timeout,
-            http.body_timeout,
-        )
+        largest, most, held = settings.zmq_max_message_size, http.max_connections, settings.zmq_max_in_flight
+        sizes = min(largest, account.max_bytes), MAX_FRAMES, most, held
+        limits = Limits(*sizes, http.header_timeout, http.body_timeout)
         self._in = Port("PULL", limits, self.drops, account, self._received)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
-        self._out = Port(
-            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.on_caught_up
-        )
+        of_peers = self._publisher.forget, self._publisher.on_caught_up
+        self._out = Port("PUB", out, self.drops, account, self._subscribed, *of_peers)
         self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 

@@ -3,7 +3,7 @@
 Fields that cannot change a response here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import uuid4
@@ -75,9 +75,7 @@ class CohereRerankRequest(Struct):
     documents: Annotated[list[Any], Meta(min_length=1, description="texts, or objects with `text` or `image`")]
     model: Annotated[str | None, Meta(description="the first one that ranks, if it is not given")] = None
     top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
-    return_documents: Annotated[bool | None, Meta(description="/v1 has them unless it is false, /v2 if it is true")] = (
-        None
-    )
+    return_documents: Annotated[bool | None, Meta(description="/v1 has them unless it is false, /v2 if true")] = None
 
 
 class BilledUnits(TypedDict, total=False):
@@ -194,13 +192,12 @@ def read_embed(request: CohereEmbedRequest, exchange: HttpExchange, version: Ver
 
 def _read(request: CohereEmbedRequest, field: str, context: EmbeddingContext) -> Sequence[Asked]:
     """Return the texts and images of the list `field`. Raises InvalidRequest naming the place and the rule."""
-    if field == "texts":
-        return forms.check_texts(request.texts, field, context)
-    given = getattr(request, field)
-    context.check_count(len(given), field)
-    if field == "images":
-        return [read_image(each, f"images[{place}]", context.images) for place, each in enumerate(given)]
-    return [forms.read_content(each, f"inputs[{place}]", context) for place, each in enumerate(given)]
+    readers: Mapping[str, Callable[[Any, str], Asked]] = {
+        "texts": forms.check_text,
+        "images": partial(read_image, limits=context.images),
+        "inputs": partial(forms.read_content, context=context),
+    }
+    return forms.read_list(getattr(request, field), field, context, readers[field])
 
 
 def _packed_part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
@@ -214,15 +211,9 @@ def read_rerank(request: CohereRerankRequest, exchange: TextExchange, version: V
     ranking = forms.read_ranking(exchange, request.query, request.documents, "documents", request.model, form)
 
     def write(encoded: Encoded) -> HttpResponse:
-        response: CohereRanking = {
-            "id": str(uuid4()),
-            "results": [_rank(each) for each in ranking.write(encoded)],
-            "meta": _meta(version, {"search_units": 1}),
-            "model": listed_name(ranking.encoder),
-            "object": "list",
-            "usage": usage_of(encoded),
-        }
-        return json_response(response)
+        results, meta = [_rank(each) for each in ranking.write(encoded)], _meta(version, {"search_units": 1})
+        own, name, usage = str(uuid4()), listed_name(ranking.encoder), usage_of(encoded)
+        return json_response(CohereRanking(id=own, results=results, meta=meta, model=name, object="list", usage=usage))
 
     return ranking.written(write)
 

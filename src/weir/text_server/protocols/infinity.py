@@ -60,9 +60,7 @@ class ClassifyRequest(Struct):
     model: Annotated[str | None, Meta(description="the first one that labels texts, if it is not given")] = None
     raw_scores: Annotated[bool | None, Meta(description="true: the model's numbers, not probabilities")] = None
     labels: Annotated[list[PlainText], _SOME] | None = None
-    hypothesis_template: Annotated[str, Meta(description="the text of a label, which takes the place of {}")] = (
-        "This is a photo of {}."
-    )
+    hypothesis_template: Annotated[str, Meta(description="a label takes the place of {}")] = "This is a photo of {}."
 
 
 class Relevance(TypedDict):
@@ -97,16 +95,14 @@ class ClassifyResponse(InfinityResponse):
 
 
 # Declares an endpoint of infinity, or of vLLM if that is its name.
-infinity_endpoint = partial(TextEndpoint, name="infinity", errors=OPENAI_ERRORS)
+_endpoint = partial(TextEndpoint, name="infinity", errors=OPENAI_ERRORS)
 _TEXTS = {"input": ["I am happy"]}
 _OF_DOCUMENTS = OPENAI_ERRORS._replace(field="documents")
 _QUERY, _DOCUMENTS = "What is a weir?", ["A low dam.", "A bird."]
 _RANKING, _PAIRS = {"query": _QUERY, "documents": _DOCUMENTS}, {"queries": _QUERY, "documents": _DOCUMENTS}
 
 
-@infinity_endpoint(
-    "/rerank", "Rank texts, as infinity does", _RANKING, RerankResponse, TextTask.RERANK, errors=_OF_DOCUMENTS
-)
+@_endpoint("/rerank", "Rank texts, as infinity does", _RANKING, RerankResponse, TextTask.RERANK, errors=_OF_DOCUMENTS)
 def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for a ranking."""
     form = forms.RankingForm(request.top_n or None, bool(request.return_documents), bool(request.raw_scores))
@@ -123,17 +119,18 @@ def rerank(request: RerankRequest, exchange: TextExchange) -> HttpWork:
     return ranking.written(write)
 
 
-@infinity_endpoint("/classify", "Label texts and images", _TEXTS, ClassifyResponse, TextTask.PREDICT)
+@_endpoint("/classify", "Label texts and images", _TEXTS, ClassifyResponse, TextTask.PREDICT)
 def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for labels."""
     raw = bool(request.raw_scores)
     if request.labels is None:
-        texts = forms.check_texts(request.input, "input", exchange.context)
+        texts = forms.read_list(request.input, "input", exchange.context, forms.check_text)
         encoder = exchange.choose(request.model, TextTask.PREDICT)
         write_labels = partial(forms.labelled, facts=encoder.facts, raw=raw)
         work = TextWork(encoder, texts, write_labels)
     else:
-        pictures = forms.read_parts(request.input, "input", exchange.context)
+        read = partial(forms.read_part, context=exchange.context)
+        pictures = forms.read_list(request.input, "input", exchange.context, read)
         template = request.hypothesis_template
         work = forms.zero_shot(exchange, pictures, request.labels, template, request.model, raw=raw)
 
@@ -145,12 +142,8 @@ def classify(request: ClassifyRequest, exchange: TextExchange) -> HttpWork:
 
 
 def _lead(encoder: Encodes, encoded: Encoded) -> InfinityResponse:
-    return {
-        "model": listed_name(encoder),
-        "usage": usage_of(encoded),
-        "id": f"weir-{uuid4()}",
-        "created": int(time.time()),
-    }
+    now, own = int(time.time()), f"weir-{uuid4()}"
+    return {"model": listed_name(encoder), "usage": usage_of(encoded), "id": own, "created": now}
 
 
 class InfinityEmbeddingsResponse(EmbeddingsResponse):
@@ -215,6 +208,7 @@ class InfinityModelList(TypedDict):
 def _card(encoder: Encodes, since: int) -> InfinityModelCard:
     facts, batching = encoder.facts, encoder.batching
     waiting = -1 if facts.waiting is None else facts.waiting()
+    able = [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES]
     stats: dict[str, float] = {
         "queue_fraction": max(0, waiting) / batching.max_queue_size,
         "queue_absolute": waiting,
@@ -226,10 +220,7 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
         "owned_by": "infinity",
         "stats": stats,
         "backend": "weir",
-        "capabilities": [
-            *(_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES),
-            *(["image_embed"] if facts.vision is not None else []),
-        ],
+        "capabilities": able if facts.vision is None else [*able, "image_embed"],
         "dtype": facts.dtype,
         "device": facts.device,
     }
@@ -281,9 +272,7 @@ class DetokenizeBody(Struct):
     model: str | None = None
 
 
-@infinity_endpoint(
-    "/score", "Score pairs of texts, as vLLM does", _PAIRS, dict[str, Any], name=VLLM, aliases=["/v1/score"]
-)
+@_endpoint("/score", "Score pairs of texts, as vLLM does", _PAIRS, dict[str, Any], name=VLLM, aliases=["/v1/score"])
 def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
     """Read a request for the scores of pairs, by a model that ranks, or by the cosines of vectors."""
     names, context = request.names, exchange.context
@@ -315,20 +304,19 @@ def score(request: ScoreRequest, exchange: HttpExchange) -> HttpWork:
 def _side(value: Any, name: str, context: EmbeddingContext) -> list[Asked]:
     if value is None:
         raise InvalidRequest("is missing").of(name)
-    values = value if isinstance(value, list) else [value]
-    parts = [
-        forms.read_content(each, name, context) if isinstance(each, dict) and "content" in each else each
-        for each in values
-    ]
-    return forms.read_parts(parts, name, context)
+
+    def read(each: Any, where: str) -> Asked:
+        if isinstance(each, dict) and "content" in each:
+            return forms.read_content(each, name, context)
+        return forms.read_part(each, where, context)
+
+    return forms.read_list(value if isinstance(value, list) else [value], name, context, read)
 
 
-@infinity_endpoint(
-    "/tokenize", "Show the tokens of a text, as vLLM does", {"prompt": _QUERY}, dict[str, Any], name=VLLM
-)
+@_endpoint("/tokenize", "Show the tokens of a text, as vLLM does", {"prompt": _QUERY}, dict[str, Any], name=VLLM)
 def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the tokens of a prompt."""
-    texts = forms.check_texts([request.prompt], "prompt", exchange.context)
+    texts = forms.read_list([request.prompt], "prompt", exchange.context, forms.check_text)
     encoder = exchange.choose(request.model)
 
     def write(encoded: Encoded) -> HttpResponse:
@@ -341,9 +329,7 @@ def tokenize(request: PromptBody, exchange: TextExchange) -> HttpWork:
     return TextWork(encoder, texts, write, compute=compute)
 
 
-@infinity_endpoint(
-    "/detokenize", "Show the text of tokens, as vLLM does", {"tokens": [1, 2]}, dict[str, str], name=VLLM
-)
+@_endpoint("/detokenize", "Show the text of tokens, as vLLM does", {"tokens": [1, 2]}, dict[str, str], name=VLLM)
 def detokenize(request: DetokenizeBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the text of tokens."""
     encoder = exchange.choose(request.model)

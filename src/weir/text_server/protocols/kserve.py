@@ -121,27 +121,27 @@ def _filled(rows: Sequence[NDArray[Any]], filler: int) -> NDArray[Any]:
 
 
 def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
-    if value.datatype in ("INT32", "INT64"):
-        return _ids(value, tokenized)
-    if value.datatype != "BYTES":
-        raise InvalidRequest(
-            f"tensor {value.name!r}: has datatype {value.datatype!r}, must be BYTES (texts), INT32 or INT64 (token ids)"
-        )
-    shape = value.array.shape
+    shape, name, kind = value.array.shape, f"tensor {value.name!r}", value.datatype
+    is_ids = kind in ("INT32", "INT64")
+    if not is_ids and kind != "BYTES":
+        raise InvalidRequest(f"{name}: has datatype {kind!r}, must be BYTES (texts), INT32 or INT64 (token ids)")
+    if is_ids and tokenized:
+        raise InvalidRequest(f"{name}: has token ids, must have words (is_tokenized)")
+    if is_ids and len(shape) != 2:
+        raise InvalidRequest(f"{name}: has shape {list(shape)}, must be [texts, tokens] for token ids")
     rows = value.array.tolist()
+    if is_ids:
+        return [_unpadded(value, row, ids, _NO_TOKEN) for row, ids in enumerate(rows)]
     if len(shape) == 2 and tokenized is not None:
-        return [
-            [_decoded(value, row, word) for word in _unpadded(value, row, words, b"")] for row, words in enumerate(rows)
-        ]
+        words = [_unpadded(value, row, words, b"") for row, words in enumerate(rows)]
+        return [[_decoded(value, row, word) for word in each] for row, each in enumerate(words)]
     if tokenized:
-        raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, words] (is_tokenized)")
+        raise InvalidRequest(f"{name}: has shape {list(shape)}, must be [texts, words] (is_tokenized)")
     if len(shape) == 2 and shape[1] == 2:
         return [(_decoded(value, row, first), _decoded(value, row, other)) for row, (first, other) in enumerate(rows)]
     if len(shape) != 1:
-        raise InvalidRequest(
-            f"tensor {value.name!r}: has shape {list(shape)}, must be [texts], [texts, 2] for pairs, or with the parameter "
-            "is_tokenized [texts, words]"
-        )
+        rule = "must be [texts], [texts, 2] for pairs, or with the parameter is_tokenized [texts, words]"
+        raise InvalidRequest(f"{name}: has shape {list(shape)}, {rule}")
     return [_decoded(value, row, text) for row, text in enumerate(rows)]
 
 
@@ -168,15 +168,6 @@ def _picture(file: bytes, where: str, limits: ImageLimits) -> Picture:
 def inputs_of(encoder: Encodes) -> Sequence[Tensor]:
     """Return the tensors of which a request has one."""
     return INPUTS if encoder.facts.vision is None else (*INPUTS, IMAGE_INPUT)
-
-
-def _ids(value: TensorValue, tokenized: bool | None) -> list[Text]:
-    shape = value.array.shape
-    if tokenized:
-        raise InvalidRequest(f"tensor {value.name!r}: has token ids, must have words (is_tokenized)")
-    if len(shape) != 2:
-        raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, tokens] for token ids")
-    return [_unpadded(value, row, ids, _NO_TOKEN) for row, ids in enumerate(value.array.tolist())]
 
 
 def _unpadded(value: TensorValue, row: int, elements: list[Any], filler: bytes | int) -> list[Any]:
@@ -315,9 +306,8 @@ class TextInference(Inference):
     ) -> None:
         self._context = context
         self._encoder = encoder
-        self._outputs = outputs(
-            encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, further=encoder.facts.outputs[1:]
-        )
+        size, more = encoder.dimensions, encoder.facts.outputs[1:]
+        self._outputs = outputs(size, of_tokens=of_tokens, size_of_tokens=size_of_tokens, further=more)
 
     def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the tensors of which a request has one. Token ids are accepted too, as INT32 or INT64, and image files, as BYTES."""
@@ -436,6 +426,7 @@ async def encode_items(
                     results[index] = error
                 continue
             found.append(encoded)
+            exchange.count_images(encoded)
             for row, index in enumerate(indices):
                 results[index] = _item_result(encoded, row, options.outputs)
 

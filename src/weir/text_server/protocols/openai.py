@@ -40,16 +40,7 @@ from weir.text_models.packing import (
 from weir.text_models.texts import TOO_LONG, Ids, Outputs, TextOptionFields, TextOutput
 from weir.text_server import forms
 from weir.text_server.exchange import EmbeddingContext, TextWork
-from weir.text_server.http import (
-    ErrorForm,
-    HttpExchange,
-    HttpWork,
-    Listing,
-    TextApi,
-    TextEndpoint,
-    TextPage,
-    listing,
-)
+from weir.text_server.http import ErrorForm, HttpExchange, HttpWork, Listing, TextApi, TextEndpoint, TextPage, listing
 from weir.text_server.pictures import Asked, Message, Part, read_image
 from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextTask, Truncated, listed_name
 from weir.wire.schema import any_of
@@ -74,10 +65,8 @@ _NO = Meta(extra_json_schema={"enum": [False, None]})
 _LONGEST_USER = 512  # characters, as the latest users are kept in memory
 
 
-CutTo = Annotated[
-    int | None,
-    Meta(description="cuts texts to so many tokens, special ones included; -1: to those that the model reads"),
-]
+_CUT = "cuts texts to so many tokens, special ones included; -1: to those that the model reads"
+CutTo = Annotated[int | None, Meta(description=_CUT)]
 
 
 class EmbeddingsFields(TextOptionFields, forbid_unknown_fields=True, kw_only=True):
@@ -285,9 +274,8 @@ def embeddings(request: EmbeddingsRequest, exchange: HttpExchange) -> HttpWork:
     try:
         if request.modality == _IMAGE:
             given = request.input if isinstance(request.input, list) else [request.input]
-            context.check_count(len(given), "input")
-            images = [read_image(each, f"input[{place}]", context.images) for place, each in enumerate(given)]
-            texts: Sequence[Asked] = images
+            read = partial(read_image, limits=context.images)
+            texts: Sequence[Asked] = forms.read_list(given, "input", context, read)
         else:
             texts = forms.read_texts(request.input, "input", context)
     except InvalidRequest as error:
@@ -300,17 +288,12 @@ def _embeddings(request: EmbeddingsFields, texts: Sequence[Asked], exchange: Htt
     exchange.client = request.user or ""
     encoder = exchange.choose(request.model, None if request.outputs else TextTask.EMBED, texts)
     facts, normalized = encoder.facts, request.normalized
-    options = forms.cut_to(
-        forms.options_of(request, encoder, outputs=request.outputs), request.truncate_prompt_tokens, encoder
-    )
-    form = EmbeddingsForm(
-        listed_name(encoder),
-        packing_named(request.encoding_format or request.embedding_type, field),
-        facts.unscaled if normalized is None else normalized,
-        options.outputs or (facts.outputs[:1] if request.outputs else ()),
-        bool(normalized),
-        facts.ranges,
-    )
+    options = forms.options_of(request, encoder, outputs=request.outputs)
+    options = forms.cut_to(options, request.truncate_prompt_tokens, encoder)
+    packing = packing_named(request.encoding_format or request.embedding_type, field)
+    unit_length = facts.unscaled if normalized is None else normalized
+    outputs = options.outputs or (facts.outputs[:1] if request.outputs else ())
+    form = EmbeddingsForm(listed_name(encoder), packing, unit_length, outputs, bool(normalized), facts.ranges)
     return TextWork(encoder, texts, partial(_written, form), options)
 
 
@@ -378,13 +361,11 @@ def _written_outputs(form: EmbeddingsForm, encoded: Encoded) -> Listing:
         return made
 
     largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.further.values())
-    return listing(
-        _lead(form.model, encoded),
-        "data",
-        len(encoded.vectors),
-        largest,
-        lambda start, stop: list(map(item, range(start, stop))),
-    )
+
+    def items(start: int, stop: int) -> list[NumberedVector]:
+        return list(map(item, range(start, stop)))
+
+    return listing(_lead(form.model, encoded), "data", len(encoded.vectors), largest, items)
 
 
 class OpenAI(TextApi):
@@ -415,12 +396,8 @@ class OpenAI(TextApi):
         """Refuse a path that does not exist, and name those that do."""
         self.context.counts.refused("", NAME, 404)
         known = listed(request.app.routes, "/v1/")
-        error: OpenAIErrorValue = {
-            "message": f"{request.url.path}: unknown path; available: {known}",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "unknown_url",
-        }
+        message, kind = f"{request.url.path}: unknown path; available: {known}", "invalid_request_error"
+        error: OpenAIErrorValue = {"message": message, "type": kind, "param": None, "code": "unknown_url"}
         return as_response(identified(json_response({"error": error}, status=404), request.headers.raw))
 
 

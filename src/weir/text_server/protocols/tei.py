@@ -43,15 +43,7 @@ from weir.text_models.packing import packed, similarities, unit_vectors
 from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail, prompt_text
 from weir.text_server import forms
 from weir.text_server.exchange import MANY, EmbeddingContext, TextExchange, TextWork, texts_of, tokens_of
-from weir.text_server.http import (
-    ErrorForm,
-    HttpWork,
-    Listing,
-    TextApi,
-    TextEndpoint,
-    TextPage,
-    listing,
-)
+from weir.text_server.http import ErrorForm, HttpWork, Listing, TextApi, TextEndpoint, TextPage, listing
 from weir.text_server.pictures import Asked, Part
 from weir.text_server.protocols.infinity import rerank as infinity_rerank
 from weir.text_server.protocols.infinity import tokenize as vllm_tokenize
@@ -202,29 +194,6 @@ _PAIRS = {"inputs": {"source_sentence": _TEXTS[0], "sentences": _TEXTS}}
 _RANKING = {"query": "What is a weir?", "texts": _TEXTS}
 
 
-@TeiEndpoint("/embed", "Encode texts, as TEI does", _INPUTS, list[list[float]], TextTask.EMBED)
-def embed(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
-    """Read a request for a vector of each text."""
-    return read_embed(request, exchange, TextTask.EMBED)
-
-
-@TeiEndpoint(
-    "/embed_all", "Encode each token of texts, as TEI does", _INPUTS, list[list[list[float]]], TextTask.EMBED_ALL
-)
-def embed_all(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
-    """Read a request for a vector of each token."""
-    return read_embed(request, exchange, TextTask.EMBED_ALL)
-
-
-_TERMS = "Encode texts as weights of their terms, as TEI does"
-
-
-@TeiEndpoint("/embed_sparse", _TERMS, _INPUTS, list[list[TeiTerm]], TextTask.EMBED_SPARSE)
-def embed_sparse(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
-    """Read a request for the terms of each text."""
-    return read_embed(request, exchange, TextTask.EMBED_SPARSE)
-
-
 def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) -> HttpWork:
     """Return the work of making a vector for each text, one for each of its tokens, or its terms, by the `task`."""
     texts = forms.read_texts(request.inputs, "inputs", exchange.context)
@@ -250,11 +219,27 @@ def read_embed(request: EmbedRequest, exchange: TextExchange, task: TextTask) ->
     return TextWork(encoder, texts, write, options_for(request, encoder, task))
 
 
+def _embedding(path: str, what: str, response: Any, task: TextTask) -> TextEndpoint:
+    @TeiEndpoint(path, f"Encode {what}, as TEI does", _INPUTS, response, task)
+    def embed(request: EmbedRequest, exchange: TextExchange) -> HttpWork:
+        return read_embed(request, exchange, task)
+
+    return embed
+
+
+_EMBEDDINGS = (
+    _embedding("/embed", "texts", list[list[float]], TextTask.EMBED),
+    _embedding("/embed_all", "each token of texts", list[list[list[float]]], TextTask.EMBED_ALL),
+    _embedding("/embed_sparse", "texts as weights of their terms", list[list[TeiTerm]], TextTask.EMBED_SPARSE),
+)
+
+
 @TeiEndpoint("/similarity", "Compare a sentence with others, as TEI does", _PAIRS, list[float], TextTask.EMBED)
 def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for how similar sentences are to another, by the function of the model."""
-    source = forms.read_part(request.inputs.source_sentence, "inputs.source_sentence", exchange.context)
-    texts = [source, *forms.read_parts(request.inputs.sentences, "inputs.sentences", exchange.context)]
+    read = partial(forms.read_part, context=exchange.context)
+    source = read(request.inputs.source_sentence, "inputs.source_sentence")
+    texts = [source, *forms.read_list(request.inputs.sentences, "inputs.sentences", exchange.context, read)]
     encoder = exchange.choose(request.model, TextTask.EMBED, texts)
 
     def write(encoded: Encoded) -> HttpResponse:
@@ -308,7 +293,7 @@ def predict(request: PredictRequest, exchange: TextExchange) -> HttpWork:
 def tokens_shown(request: TokenizeBody, exchange: TextExchange) -> TextWork[Callable[[int, int], list[list[TeiToken]]]]:
     """Return the work of showing the tokens of texts, which writes a function: it returns those of the texts from one index up to another."""
     values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    texts = forms.check_texts(values, "inputs", exchange.context)
+    texts = forms.read_list(values, "inputs", exchange.context, forms.check_text)
     encoder = exchange.choose(request.model)
     prompt = forms.options_of(TextOptionFields(prompt_name=request.prompt_name), encoder).prompt or ""
     before = prompt_text(prompt, encoder.facts.prompts)
@@ -354,8 +339,7 @@ def decode(request: DecodeBody, exchange: TextExchange) -> HttpWork:
     """Read a request for the texts of token ids."""
     single = not isinstance(request.ids, list) or not isinstance(request.ids[0], list)
     lists = [request.ids] if single else request.ids
-    exchange.context.check_count(len(lists), "ids")
-    lists = [forms.token_ids(each, f"ids[{index}]") for index, each in enumerate(lists)]
+    lists = forms.read_list(lists, "ids", exchange.context, forms.token_ids)
     encoder = exchange.choose(request.model)
     compute = partial(texts_of, encoder, lists, skip_special=request.skip_special_tokens is not False)
     return TextWork(encoder, lists, lambda encoded: json_response(encoded.decoded), compute=compute)
@@ -430,7 +414,8 @@ _LABEL, _NAMES = "Label the tokens of texts, as transformers does", {"inputs": "
 def predict_tokens(request: TokenLabelRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for the labels of tokens. Errors have TEI's shape."""
     single = isinstance(request.inputs, str)
-    texts = forms.check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
+    given = [request.inputs] if single else request.inputs
+    texts = forms.read_list(given, "inputs", exchange.context, forms.check_text)
     form = request.parameters or TokenLabelParameters()
     encoder = exchange.choose(request.model, TextTask.PREDICT_TOKENS)
     options = TextOptions(truncate=request.truncate, prompt="")
@@ -493,7 +478,7 @@ def _split_label(label: str) -> tuple[bool, str]:
 
 
 ENDPOINTS: Sequence[TextEndpoint] = (
-    embed, embed_all, embed_sparse, similarity, rerank, predict, tokenize, decode, predict_tokens,
+    *_EMBEDDINGS, similarity, rerank, predict, tokenize, decode, predict_tokens,
 )  # fmt: skip
 
 
@@ -619,8 +604,7 @@ def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]
         raise InvalidRequest(f"inputs={brief(value)}: must be a text, a pair of texts, or a list of such in lists")
     if isinstance(value[0], str):
         return [_sequence(value, "inputs")], True
-    context.check_count(len(value), "inputs")
-    return [_sequence(each, f"inputs[{place}]") for place, each in enumerate(value)], False
+    return forms.read_list(value, "inputs", context, _sequence), False
 
 
 def _sequence(value: Any, where: str) -> Text:

@@ -211,12 +211,9 @@ def read_predict(request: Any, exchange: TextExchange) -> GrpcWork:
 
 def read_rerank(request: Any, exchange: TextExchange, texts: Sequence[str] | None = None) -> GrpcWork:
     """Return the work of ranking `texts`, by default those of the request, by how well they answer a query."""
+    options, listed = _options(request), list(request.texts if texts is None else texts)
     fields = tei.TeiRerankRequest(
-        query=request.query,
-        texts=list(request.texts if texts is None else texts),
-        raw_scores=request.raw_scores,
-        return_text=request.return_text,
-        **_options(request),
+        query=request.query, texts=listed, raw_scores=request.raw_scores, return_text=request.return_text, **options
     )
     work = tei.ranking_of(fields, exchange)
     return work.written(lambda encoded: {"ranks": msgspec.to_builtins(work.write(encoded))})
@@ -276,12 +273,8 @@ def _optional(request: Any, field: str) -> str | None:
 
 
 def _metadata(work: GrpcWork, encoded: Encoded) -> dict[str, int]:
-    phases = encoded.phases
-    return {
-        "compute_chars": sum(map(tei.characters, work.texts)),
-        "compute_tokens": sum(encoded.counts),
-        "total_time_ns": int(_NANOSECONDS * phases.total),
-        "tokenization_time_ns": int(_NANOSECONDS * phases.tokenize),
-        "queue_time_ns": int(_NANOSECONDS * max(phases.queue, 0.0)),
-        "inference_time_ns": int(_NANOSECONDS * max(phases.compute, 0.0)),
+    names = ("tokenization", "queue", "inference", "total")  # of Phases, in their order
+    times = {
+        f"{name}_time_ns": int(_NANOSECONDS * max(time, 0.0)) for name, time in zip(names, encoded.phases, strict=True)
     }
+    return {"compute_chars": sum(map(tei.characters, work.texts)), "compute_tokens": sum(encoded.counts), **times}
