@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from tests.hosted import Square
 from tests.late import openapi_spec_validator
 from tests.rings import subcases
-from tests.served import CLEAN, children_of, still_running, until
+from tests.served import CLEAN, COLD, children_of, serving, still_running, until
 
 import weir
 from weir.catalog.loading import make_service
@@ -231,3 +231,16 @@ def test_a_mounted_application_whose_lifespan_has_not_run_says_so() -> None:
     assert refused.status_code == 503
     assert "is not ready: not started; start it with" in refused.json()["error"]["message"]
     assert "lifespan=weir.lifespan(...)" in refused.json()["error"]["message"]
+
+
+@subcases("fronts", ["1", "2"])
+def test_a_server_works_where_uvloop_is_not_installed(fronts: str, tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ImportError")
+    paths = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    items = list(range(1000))
+    with serving("examples.square:Square", "--fronts", fronts, env={**COLD, "PYTHONPATH": paths}) as (served, client):
+        assert client.post("/infer/square/batch", json=items).json()[-1] == {"output": 999**2}
+        assert b"weir_requests_total" in client.get("/metrics").content
+        served.until_logged("serving on asyncio's event loop: with uvloop")
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0

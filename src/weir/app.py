@@ -22,7 +22,6 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-import uvloop
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Lifespan
 
@@ -87,6 +86,7 @@ from weir.telemetry.recorder import Metrics
 from weir.wire.status import set_timeout_status
 from weir.workers.cpus import cpu_count, pinned
 from weir.workers.settings import SERVER_ADDRESS
+from weir.workers.timer import new_loop
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
@@ -223,6 +223,8 @@ class App:
         loaded; nothing is left running then.
         """
         self._own_process = signals
+        if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+            self._logger.info("serving on asyncio's event loop: with uvloop, where it is installed, it is faster")
         if signals:
             self._catch_signals()
         async with AsyncExitStack() as listening:
@@ -546,7 +548,7 @@ def folder_of(settings: Settings) -> FolderRepository | None:
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:
     """Run `app` on an event loop of its own until a signal ends it. Raises what App.run raises."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(app.run(ready))
 
 
@@ -593,7 +595,7 @@ class ServerThread:
         """Start the server, without waiting for the models. Return False if it was started before."""
         if self._runner is not None:
             return False
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._runner = asyncio.Runner(loop_factory=new_loop)
         self._loop = self._runner.get_loop()
         self._thread.start()
         return True

@@ -132,17 +132,17 @@ def bench(
 
 def run_shown(targets: "Sequence[Target]", settings: LoadSettings, *, progress: bool) -> "Report":
     """Run `run_bench` in an event loop of its own, with its progress in a line on stderr if `progress`. Raises what it raises."""
-    import uvloop
-
     from weir.bench.report import progress_shown, show_line
     from weir.bench.run import run_bench
+    from weir.workers.timer import new_loop
 
     async def run() -> "Report":
         async with progress_shown() as watch:
             return await run_bench(targets, settings, watch=watch)
 
     try:
-        return uvloop.run(run() if progress else run_bench(targets, settings))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(run() if progress else run_bench(targets, settings))
     finally:
         if progress:
             show_line("")

@@ -53,6 +53,7 @@ from weir.workers import source
 from weir.workers.cpus import share_of_cpus
 from weir.workers.settings import ONE_WORKER, WorkerAddress, WorkerSettings, parse_address
 from weir.workers.source import FOLDER, ModelFolder, folder_of, import_text
+from weir.workers.timer import new_loop
 from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
@@ -607,8 +608,6 @@ async def _measured(
 
 
 def _run(main: Any) -> Profile:
-    import uvloop  # the event loop that serves
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:  # the event loop that serves
         profile: Profile = runner.run(main())
         return profile

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import uvloop
-
 from weir.errors import CapacityError, ModelNotFound, Overloaded, WeirError
 from weir.frontends.frontend import Frontend
 from weir.frontends.grpc import CORE_VARIABLES
@@ -69,7 +67,7 @@ from weir.wire.status import set_timeout_status
 from weir.workers.process.channel import ChildChannel, ServerSocket
 from weir.workers.process.entry import prepare
 from weir.workers.process.program import READY, obey
-from weir.workers.timer import in_background
+from weir.workers.timer import in_background, new_loop
 
 if TYPE_CHECKING:
     from weir.frontends.frontend import FrontProduct
@@ -499,7 +497,7 @@ def run_front(config: FrontConfig, ends: FrontEnds) -> None:
         gc.freeze()
         await front.run()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(serve())
 
 

@@ -23,6 +23,7 @@ from weir.serving.driver import NOT_STARTED
 from weir.serving.handle import ModelHealth
 from weir.serving.service import CallKeywords, Service, StreamKeywords
 from weir.workers.settings import Ray
+from weir.workers.timer import new_loop
 
 T = TypeVar("T")
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -32,15 +33,6 @@ CLOSE_TIMEOUT = 10.0
 
 # Values taken in one turn of the event loop. A limit is needed, as threads that post without pause would block everything else.
 MAX_PER_TURN = 1000
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop if that is installed, else of asyncio."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return new_event_loop()
 
 
 class Background:

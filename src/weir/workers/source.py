@@ -17,6 +17,7 @@ import builtins
 import gc
 import importlib
 import importlib.util
+import inspect
 import io
 import os
 import pickle
@@ -492,9 +493,10 @@ def pickler(file: io.BytesIO, travels_by_value: Callable[[type], bool]) -> Any:
 
 def struct_parts(struct: type[msgspec.Struct]) -> tuple[Any, ...]:
     """Return the arguments from which `make_struct` makes the same struct again."""
-    annotated = vars(struct).get("__annotations__", {})
+    annotated = inspect.get_annotations(struct)  # its own, not inherited ones
     own = [field for field in msgspec.structs.fields(struct) if field.name in annotated]
-    namespace = {name: value for name, value in vars(struct).items() if isinstance(value, METHODS)}
+    methods = {name: value for name, value in vars(struct).items() if isinstance(value, METHODS)}
+    namespace = {name: value for name, value in methods.items() if name != "__annotate_func__"}  # Python 3.14 makes it
     options = {name: getattr(struct.__struct_config__, name) for name in OPTIONS}
     options["rename"] = {field.name: field.encode_name for field in own}
     options["kw_only"] = any(field.name not in struct.__match_args__ for field in own)

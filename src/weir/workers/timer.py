@@ -1,4 +1,4 @@
-"""Has the event loop do things later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), tasks
+"""Makes event loops, and has them do things later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), tasks
 in the background, and the end of tasks and futures.
 """
 
@@ -11,6 +11,15 @@ from typing import Any, Protocol, runtime_checkable
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
 # millisecond is armed again for at least this long, so that it does not fire again and again.
 LOOP_TICK = 0.001
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop of uvloop if that is installed, which it may not be on the newest Pythons, else of asyncio."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return new_event_loop()
 
 
 class Cancellable(Protocol):
