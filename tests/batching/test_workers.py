@@ -421,6 +421,22 @@ def test_a_reservation_ends_with_its_worker_or_its_model() -> None:
     assert (again.granted, course.shared.holders(0)) == (1, [])
 
 
+def test_a_batch_of_a_reservation_that_was_broken_off_holds_its_worker_to_its_end() -> None:
+    course = Course(workers=1)
+    first, second = course.join("first"), course.join("second")
+    broken = Reserving(course, first)
+    course.shared.began(first, 0, course.now)
+    broken.release()
+    waits = Reserving(course, second)
+    assert (course.shared.holders(0), waits.granted) == ([first], 0)
+    course.now = 2.0
+    course.shared.ends(first, 0, course.now)
+    course.shared.ended(0, course.now)
+    assert (waits.granted, course.shared.busy(first, 9.0)) == (1, 2.0)
+    waits.release()
+    assert course.shared.holders(0) == []
+
+
 def test_a_reservation_may_be_given_up_before_it_is_granted() -> None:
     course = Course(workers=1)
     measured, busy = course.join("measured"), course.join("busy")

@@ -389,6 +389,7 @@ class Reservation(Generic[U]):
         self.worker = worker
         self.granted = granted
         self.since = 0.0
+        self.batches = 0  # that the worker has of it
 
 
 class SharedWorkers(Generic[U]):
@@ -449,8 +450,14 @@ class SharedWorkers(Generic[U]):
         waiting, worker = self._waiting.get(reservation.worker, []), reservation.worker
         if reservation in waiting:
             waiting.remove(reservation)
-        elif self._reserved.get(worker) is reservation:
+        elif self._reserved.get(worker) is reservation and not reservation.batches:
             self.gave_up(reservation.user, worker, now)
+        elif self._reserved.get(worker) is reservation:  # it was broken off: its batches come back as any others do
+            for _ in range(reservation.batches):
+                self._hold(reservation.user, worker, now)
+            del self._reserved[worker]
+            self._turns.forgive(reservation.user, now - reservation.since)
+            self.ends(reservation.user, worker, now)
 
     def _grant(self, worker: int, now: float) -> bool:
         waiting = self._waiting.get(worker)
@@ -477,6 +484,7 @@ class SharedWorkers(Generic[U]):
     def began(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` gets a batch of `user`."""
         if self._is_reserved(user, worker):
+            self._reserved[worker].batches += 1
             return
         self._taken.setdefault(user, Counter())[self._why] += 1
         self._last[user] = self._why, self._compared
@@ -492,6 +500,7 @@ class SharedWorkers(Generic[U]):
     def ends(self, user: U, worker: int, now: float) -> None:
         """Note that a batch is about to come back to `user`. If another model waits, `user` does not just keep the worker."""
         if self._is_reserved(user, worker):
+            self._reserved[worker].batches -= 1
             return
         held = self._held[worker]
         held[user] -= 1
