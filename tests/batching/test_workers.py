@@ -421,7 +421,7 @@ def test_a_reservation_ends_with_its_worker_or_its_model() -> None:
     assert (again.granted, course.shared.holders(0)) == (1, [])
 
 
-def test_a_batch_of_a_reservation_that_was_broken_off_holds_its_worker_to_its_end() -> None:
+def test_a_batch_of_a_broken_reservation_holds_its_worker_to_its_end() -> None:
     course = Course(workers=1)
     first, second = course.join("first"), course.join("second")
     broken = Reserving(course, first)

@@ -1,5 +1,6 @@
 """Models of texts and images: what of a directory is read, and what its workers make of texts, images and batches of both."""
 
+import base64
 import io
 import shutil
 import threading
@@ -11,18 +12,20 @@ import pytest
 from PIL import Image
 from tests.text_models import tiny, tiny_towers
 from tests.text_models.graph.towers_reference import Towers
-from tests.text_models.opening import opened, results
+from tests.text_models.opening import opened, params_of, results
 from tests.text_models.tokens.reading import ids
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.images import ImageLimits, Picture
 from weir.images.preparation import Preparation
+from weir.model import Measure
+from weir.text_models import model as model_module
 from weir.text_models.checkpoint.configuration import read_architecture
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.towers import tower_config, vision_architecture
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import JsonDocument
-from weir.text_models.model import TextEncoder, estimated_tokens
+from weir.text_models.model import ImageTower, TextEncoder, TextTower, estimated_tokens
 from weir.text_models.texts import EncodedImage, TokenRule
 
 TEXTS = ["First do it", "then do it right", "do"]
@@ -96,6 +99,36 @@ def test_numbers_that_are_not_finite_are_errors_of_their_image(directory: Path) 
     found = model.predict([image, image * np.nan])
     assert np.isfinite(found[0]).all()
     assert isinstance(found[1], ModelError) and "this image" in str(found[1])
+
+
+def test_towers_are_served_apart_and_each_refuses_what_the_other_reads(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(model_module, "release_free_memory", released.set)
+    monkeypatch.setattr(model_module, "RELEASE_AFTER", 0.0)
+    monkeypatch.setattr(model_module, "MANY_BYTES", 1)
+    file = picture(1)
+    expected = results(directory, [TEXTS[0], Picture(file)])
+    params = params_of(directory, directory / "cache")
+    texts, images = TextTower(**params), ImageTower(**params, images=ImageLimits(max_image_pixels=2000))
+    for tower in (texts, images):
+        tower.load_shared()
+        tower.load()
+    (found,) = texts.predict(texts.preprocess_batch([TEXTS[0]]))
+    np.testing.assert_allclose(found, expected[0], atol=1e-5)
+    items = [{"image": base64.b64encode(file).decode()}, Picture(file), EncodedImage(file, 10).as_plain()]
+    for vector in images.predict(images.preprocess_batch(items)):
+        np.testing.assert_allclose(vector, expected[1], atol=1e-5)
+    assert released.wait(20)  # after large files
+    assert isinstance(images.preprocess_batch(list(ImageTower.examples))[0], np.ndarray)  # whatever the limits
+    wrong = [
+        *texts.preprocess_batch([Picture(file)]),
+        *images.preprocess_batch([TEXTS[0], {"image": "a"}, Picture(picture(1, 100))]),
+    ]
+    rules = ["reads only texts", "must be an object whose 'image'", "is not base64", "at most 0.002 M"]
+    assert all(rule in str(error) for rule, error in zip(rules, wrong, strict=True)), wrong
+    assert ImageTower.measure(TEXTS) == Measure()
 
 
 def test_an_image_costs_its_tokens(directory: Path) -> None:

@@ -275,9 +275,8 @@ class Widest(TextEncoder):
 
     def load(self) -> None:
         super().load()
-        if self._widths is not None:
-            threads = self.share.lone_threads
-            self._widths = Widths({threads: self._widths._runtimes[threads]})
+        threads = self.share.lone_threads
+        self._widths = {images: Widths({threads: each._runtimes[threads]}) for images, each in self._widths.items()}
 
 
 def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: Path) -> None:
@@ -306,8 +305,8 @@ def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: 
     runner = loaded(directory, cache, lone_threads=2)
     model: Any = runner._model
     used: list[int] = []
-    own, wide = (Noting(model._widths._runtimes[threads], threads, used) for threads in (1, 2))
-    model._runtime, model._widths = own, Widths({2: cast(Any, wide)})
+    own, wide = (Noting(model._widths[False]._runtimes[threads], threads, used) for threads in (1, 2))
+    model._runtimes, model._widths = {False: own}, {False: Widths({2: cast(Any, wide)})}
     for share in (1, 2, 3, 1):
         list(runner.run(runner.prepare(Batch(0, [TEXTS[0]], OBJECT, OBJECT, share=share))))
     assert used == [1, 2, 2, 1]
@@ -351,7 +350,7 @@ def test_numbers_that_are_none_are_the_error_of_their_text_alone(
     expected = encode(runner, *TEXTS, accept=accept)
     model: Any = runner._model
     others = {token for place in (0, 2, 3, 4) for token in ids_of(runner, TEXTS[place])}
-    model._runtime = OddRuntime(model._runtime, min({*ids_of(runner, TEXTS[1])} - others), number)
+    model._runtimes[False] = OddRuntime(model._runtimes[False], min({*ids_of(runner, TEXTS[1])} - others), number)
     found = encode(runner, *TEXTS, accept=accept)
     assert isinstance(found[1], ModelError) and "NaN or infinite numbers for this text" in found[1].message
     for place in (0, 2, 3, 4):

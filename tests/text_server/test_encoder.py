@@ -26,14 +26,15 @@ from weir.protocols.account import CLAIM, Account, Claim
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models import Pooling
+from weir.text_models.runtime import release_free_memory
 from weir.text_models.texts import EncodedImage, Tokens
 from weir.text_server import encoder as encoder_module
-from weir.text_server.encoder import Encoder, TextShape, release_free_memory
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextWork
 from weir.text_server.metrics import TextCounts
 from weir.text_server.pictures import PictureUrl
 from weir.text_server.requests import EncodeRequest, OneText, TextPiece, max_pooled_places
-from weir.text_server.texts import Encodes, TextOptions, TextQuery, texts_bytes
+from weir.text_server.texts import Encoded, Encodes, TextOptions, TextQuery, texts_bytes
 from weir.text_server.tokenizing import INLINE_CHARACTERS, TokenizerThreads
 
 
@@ -182,6 +183,42 @@ async def test_a_stated_timeout_counts_once_for_fetching_and_computing() -> None
         with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request: "):
             await of(encoder, ["a"], timeout=5.0, waited=6.0)
         assert (await of(encoder, ["a"], timeout=5.0, waited=1.0)).phases.total >= 1.0
+
+
+async def test_images_have_times_and_limits_and_a_policy_of_their_own() -> None:
+    clock, texts, images = FakeClock(), FakeExecutor(), FakeExecutor()
+
+    def look(picture: Picture) -> EncodedImage:
+        return EncodedImage(picture.data, 50)
+
+    async with (
+        Service(Alike, name="m", executor=texts, clock=clock, max_batch_size=8) as first,
+        Service(Alike, name="m", version="images", executor=images, clock=clock, max_batch_size=2, policy="full") as second,
+    ):  # fmt: skip
+        encoder = Encoder(first, TokenizerThreads(Words(), 0, look), TextShape(DIMENSIONS, 8), images=second)
+
+        async def run(*items: Any, timeout: float = 1e6) -> Encoded:
+            """Have a batch of texts take 10 ms, and one of images 10 s."""
+            asked = asyncio.ensure_future(of(encoder, items, timeout=timeout))
+            while not asked.done():
+                await asyncio.sleep(0)
+                for executor, seconds in ((texts, 0.01), (images, 10.0)):
+                    if executor.pending:
+                        clock.advance(seconds)
+                        executor.respond_next(Alike().predict)
+            found: Encoded = await asked
+            return found
+
+        for number in range(4):
+            pictures = [Picture(b"%d %d" % (number, each)) for each in range(4)]
+            assert (await run(*pictures[:2], "a b", *pictures[2:], "c d", "e")).counts == [50, 50, 2, 50, 50, 2, 1]
+        assert (set(texts.sizes), set(images.sizes)) == ({3}, {2})
+        times = [service.generation.service_time for service in (first, second)]
+        assert [each.expected(2) for each in times] == pytest.approx([0.01, 10.0], rel=0.01)
+        assert (await run("a", "b", timeout=0.1)).counts == [1, 1]
+        with pytest.raises(DeadlineExceeded, match=r"2 texts like these take 10 s at least"):
+            await run(Picture(b"a"), Picture(b"b"), timeout=4.0)
+        encoder.close()
 
 
 async def test_texts_that_are_too_long() -> None:

@@ -4,7 +4,7 @@ from tests.rings import subcases
 
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 from weir.testing import FakeClock
-from weir.text_models.texts import IMAGE, EncodedImage, Tokens
+from weir.text_models.texts import EncodedImage, Tokens
 from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients
 
 
@@ -104,10 +104,8 @@ def test_a_text_that_only_the_worker_reads_has_what_it_was_thought_to_have() -> 
 
 def test_images_are_not_padded_however_long_they_are_decoded() -> None:
     waste = PaddingMetrics()
-    waste.models["m"] = RunShapes(fixed_length=64)
+    waste.models["m/images"] = RunShapes(model="m")
     dispatch = cut(1)
-    dispatch.requests[:] = [
-        Asked(EncodedImage(b"", 50, decoding), key=IMAGE, cost=50 + decoding) for decoding in (12.0, 900.0)
-    ]
-    waste.computed("m", dispatch, TIMING, 0.0)
+    dispatch.requests[:] = [Asked(EncodedImage(b"", 50, decoding), cost=50 + decoding) for decoding in (12.0, 900.0)]
+    waste.computed("m/images", dispatch, TIMING, 0.0)
     assert (waste.tokens["m"], waste.padding["m"]) == (100, 0)

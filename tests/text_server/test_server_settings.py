@@ -91,7 +91,7 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch
     served = read_model(model).served()
     cpus = cpu_count()
     settings = {"threads": 1, "timeout": 5.0, "workers": cpus, "bulk_workers": cpus}
-    assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
+    assert (served.target, served.name, served.settings) == (f"{TARGET}TextEncoder", "one", settings)
     text, computing = TextSettings(normalize=False), ComputingSettings(precision="int8", device_map=["cpu"])
     assert served.params == {
         "directory": "/models/one", "text": text, "computing": computing, "images": ImageLimits(), "share": WorkerShare(threads=1, lone_threads=1),

@@ -1,5 +1,6 @@
 """Several text models of one server: they share workers and one budget of threads, and the server says what each of them takes."""
 
+import base64
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,25 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.images.pictures import drawn
 from tests.rings import spread, subcases
 from tests.text_models import tiny, tiny_towers
 
 import weir.embedding
 from weir.errors import SettingsError
 from weir.text_models import ComputingSettings, TextSettings
-from weir.text_server.calibration import Measurement, no_progress
+from weir.text_models.model import SAMPLE, ImageTower, TextTower
+from weir.text_models.texts import EncodedImage, Tokens
+from weir.text_server.calibration import Budget, Measurement, Size, no_progress
 from weir.text_server.text_model import ServedTextModel, TextModelSpec, with_shares
 from weir.text_server.texts import TextTask
 from weir.workers.cpus import cpu_count
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two towers."""
+    return tiny_towers.model(tmp_path_factory.mktemp("towers"))
 
 
 def spec(**settings: Any) -> TextModelSpec:
@@ -80,9 +90,35 @@ async def test_a_worker_that_measures_has_the_settings_of_workers(
 
     monkeypatch.setattr("weir.text_server.text_model.budget_for", budget_for)
     stated = {"executor": "ray", "ray_address": "head:6379", "num_gpus": 0.5}
-    model = spec(timeout=5.0, **stated)._replace(directory=tiny.sentence_model(tmp_path))
-    await ServedTextModel(model).budget(no_progress)
-    assert [each.settings for each in measured] == [stated]
+    model = ServedTextModel(spec(timeout=5.0, **stated)._replace(directory=tiny_towers.model(tmp_path)))
+    for label in model.labels:
+        await model.budget(label, no_progress)
+    assert [each.settings for each in measured] == [stated, stated]
+    assert [each.model for each in measured] == [TextTower, ImageTower]  # each tower by itself, with its own items
+    texts, images = (each.texts.items(Size(2, 10), seed=1) for each in measured)
+    assert [len(each.ids) for each in texts if isinstance(each, Tokens)] == [40, 40]
+    assert images == [EncodedImage(SAMPLE, 10)] * 2
+    assert measured[0].identity != measured[1].identity
+
+
+@subcases(("stated", "budget", "size", "policy"), [
+    ({}, None, 51, "greedy"),
+    ({"policy": "auto:seconds=1", "max_batch_size": 8}, None, 8, "auto:seconds=1"),
+    ({"policy": "size-or-delay:size=4,delay=5ms", "max_batch_cost": 900.0}, 45.0, 4, "size-or-delay:size=4,delay=5ms"),
+    ({"policy": "size-or-delay:size=5,delay=5ms"}, 45.0, 4, "greedy"),
+    ({"policy": "texts.npz"}, 5.0, 1, "greedy"),
+    ({"policy": "auto:profile=texts.toml"}, None, 51, "greedy"),
+])  # fmt: skip
+def test_batches_of_images_are_bounded_by_number_and_by_bytes_and_pixels(
+    stated: dict[str, Any], budget: float | None, size: int, policy: str, directory: Path
+) -> None:
+    model = ServedTextModel(spec(**stated)._replace(directory=directory))
+    budgets = {} if budget is None else {"small/images": Budget(budget, 1, 0.0, 0.0)}
+    texts, images = model.served(budgets)
+    assert [each.label for each in (texts, images)] == ["small", "small/images"]
+    assert texts.settings["executor"] == images.settings["executor"]  # they share workers
+    found = [images.settings[name] for name in ("max_batch_size", "max_batch_cost", "policy")]
+    assert found == [size, size * 10 + 64e6 / 65536, policy] and "padded" not in images.settings
 
 
 def test_a_model_without_preparation_of_images_says_that_it_reads_texts(
@@ -131,6 +167,47 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
         assert http.post("/v1/embeddings", json={"input": "it", "model": "first"}).status_code == 200
     assert all(card["threads_per_worker"] == 1 for card in cards)
     assert all(len(card["memory_bytes"]) == card["workers"] and min(card["memory_bytes"]) > 1 << 20 for card in cards)
+
+
+def test_both_towers_are_in_the_workers_with_a_profile_and_a_policy_each(directory: Path) -> None:
+    settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(directory / "cache")}
+    settings |= {"policy": "auto:seconds=1", "max_batch_size": 4, "run_tokens": 20, "workers": 2}
+    picture = directory / "a.bmp"
+    drawn(400, 300, 1).save(picture)
+    image = {"image": base64.b64encode(picture.read_bytes()).decode()}
+    with (
+        weir.embedding.serve(f"clip={directory}", **settings) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(8) as threads,
+    ):
+
+        def call(number: int) -> Any:
+            items = ([image, "it"], ["it", image], ["it"], [image])[number % 4]
+            response = http.post("/v1/embeddings", json={"input": items, "model": "clip"}).raise_for_status()
+            vectors = [each["embedding"] for each in response.json()["data"]]
+            return {"text" if item == "it" else "image": vector for item, vector in zip(items, vectors, strict=True)}
+
+        found = [*threads.map(call, range(40))]
+        texts, images = (http.get(f"/models/{label}").json() for label in ("clip", "clip/images"))
+        assert {each["pid"] for each in texts["workers"]} == {each["pid"] for each in images["workers"]}
+        costs = {batch["cost"] / batch["rows"] for batch in images["recent"]}
+        size = 400 * 300 + picture.stat().st_size
+        assert costs == {10 + size / 65536}  # so that what a batch decodes is bounded
+        policies = [http.get(f"/models/{label}/policy").json() for label in ("clip", "clip/images")]
+        assert [each["profile"]["max_batch_size"] for each in policies] == [4, 2]
+        stats = {each["version"]: each for each in http.get("/v2/models/clip/stats").json()["model_stats"]}
+        assert all(each["batch_stats"] and each["inference_count"] >= 30 for each in stats.values())
+        assert stats.keys() == {"", "images"}
+        metrics = http.get("/metrics").text
+        assert 'weir_batch_size_count{model="clip",version="images"}' in metrics
+        assert http.get("/health/ready").json()["models"][0]["name"] == "clip"
+        http.post("/v2/repository/models/clip/unload").raise_for_status()
+        assert http.post("/v1/embeddings", json={"input": [image]}).status_code == 503
+        http.post("/v2/repository/models/clip/load").raise_for_status()
+        found.append(call(0))
+    for kind in ("text", "image"):
+        vectors = [each[kind] for each in found if kind in each]
+        np.testing.assert_allclose(vectors, [vectors[0]] * len(vectors), atol=1e-5)
 
 
 @pytest.mark.parametrize(

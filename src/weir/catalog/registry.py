@@ -10,7 +10,7 @@ from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
 from weir.errors import ModelNotReady, SettingsError, WeirError, unknown_model, unread_model
-from weir.messages import label_of
+from weir.messages import label_of, parts_of
 from weir.serving.service import Service
 from weir.workers.timer import end_tasks
 
@@ -97,7 +97,7 @@ class Registry:
         return {label: reason or "draining" for label, reason in reasons.items() if reason or self.ending}
 
     def get(self, name: str, version: str = "") -> Service:
-        """Return the service of that name and version; without a version, the default one.
+        """Return the service of that name and version; without a version, the default one, or that with this label.
 
         Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
         """
@@ -113,7 +113,11 @@ class Registry:
         raise unknown_model(name, self.services)
 
     def _find(self, name: str, version: str) -> Service | None:
-        return self._versions[name].get(version) if version and name in self.services else self.services.get(name)
+        if not version:
+            if (default := self.services.get(name)) is not None:
+                return default
+            name, version = parts_of(name)
+        return self._versions[name].get(version) if version and name in self.services else None
 
     def name_of(self, name: str) -> str:
         """Return the own name of the model that answers to `name`; `name` if there is none."""

@@ -110,7 +110,9 @@ class TargetRepository:
     def __init__(
         self, models: Sequence[ModelToServe], read_config: Callable[[Mapping[str, Any], str], Any] | None = None
     ) -> None:
-        self._models = {model.name: model for model in models}
+        self._models: dict[str, list[ModelToServe]] = {}
+        for model in models:
+            self._models.setdefault(model.name, []).append(model)
         self._read_config = read_config
 
     def names(self) -> list[str]:
@@ -125,27 +127,33 @@ class TargetRepository:
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository. `config` overrides settings and has `params` for the constructor; `files` raise InvalidRequest."""
-        model = self._models.get(name)
-        if model is None:
+        models = self._models.get(name)
+        if models is None:
             raise unknown_model(name, self._models)
         if files:
             raise InvalidRequest(f"model {name!r}: files can be sent for models of a repository only")
+        # A model that has towers besides has them as versions, and is the default itself.
+        return ModelReading([self._with(config, model) for model in models], "" if len(models) > 1 else None)
+
+    def _with(self, config: Mapping[str, Any] | None, model: ModelToServe) -> ModelToServe:
+        """Return `model` with what a load call states."""
+        name = model.name
         if config and self._read_config is not None:
             document = self._read_config(config, name)
             if document.platform not in (None, model.platform):
                 raise SettingsError(f"{name}: platform={document.platform!r}: must be {model.platform!r}, which it is")
-            model = model._replace(
+            return model._replace(
                 params={**model.params, **document.params},
                 settings={**model.settings, **document.settings},
                 attributes={**(model.attributes or {}), **document.attributes},
             )
-        elif config:
+        if config:
             settings = dict(config)
             params = settings.pop("params", {})
             if not isinstance(params, Mapping):
                 raise SettingsError(f"params={params!r}: must be a table")
-            model = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
-        return ModelReading([model])
+            return model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
+        return model
 
 
 class OpenRepository(Repository, Protocol):

@@ -4,17 +4,21 @@ Texts are tokenized, texts of similar length are computed together, and shorter 
 """
 
 import copy
+import zlib
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from struct import pack
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, ModelError
-from weir.images import ImageLimits, Picture
+from weir.images import ImageLimits, Picture, read_base64
 from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.text_models import (
@@ -42,6 +46,7 @@ from weir.text_models.runtime import (
     may_use_gpu,
     no_gpu,
     open_runtime,
+    release_free_memory,
     wanted_device,
     widened,
 )
@@ -97,6 +102,8 @@ class TextEncoder(Model):
     Output: ClassVar[Any] = Annotated[Any, any_of(list[float], list[list[float]])]
     plain_texts: ClassVar[bool] = True
     padded: ClassVar[bool | None] = True
+    # Which towers of a model of texts and images are opened: that for texts, that for images (True).
+    towers: ClassVar[Sequence[bool]] = (False, True)
     # Short texts, so that they fit where long texts are refused.
     examples: ClassVar[Sequence[Any]] = ("First do it", "then do it right", "then do it better")
 
@@ -120,10 +127,9 @@ class TextEncoder(Model):
         self._late: LateInteraction | None = None
         self._filling: int | None
         self._reader: ItemReader
-        self._runtime: Runtime | None = None
-        self._widths: Widths | None = None
-        self._vision: Runtime | None = None
-        self._vision_widths: Widths | None = None
+        # Of the towers that are open, by whether it is that for images.
+        self._runtimes: dict[bool, Runtime] = {}
+        self._widths: dict[bool, Widths] = {}
 
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
@@ -151,27 +157,28 @@ class TextEncoder(Model):
         if self.share.threads == 1 and not self.computing.compile and not may_use_gpu(self.computing.device_map):
             self._open(CPU)
 
-    def _open(self, device: str) -> "Runtime":
-        """Open the tower for images too, if there is one; return the runtime of texts."""
-        checkpoint, recipe = self._files.checkpoint, self._recipe
-        towers = [recipe] if checkpoint.vision is None else [recipe, replace(recipe, images=True)]
-        runtimes = [open_runtime(checkpoint, each, self.computing, self.share, device) for each in towers]
-        self._runtime, self._vision = runtimes[0], runtimes[1] if len(towers) > 1 else None
-        return self._runtime
+    def _open(self, device: str) -> None:
+        """Open the towers that this class has, as far as the model has them."""
+        checkpoint = self._files.checkpoint
+        for images in self.towers if checkpoint.vision is not None else (False,):
+            recipe = replace(self._recipe, images=images)
+            self._runtimes[images] = open_runtime(checkpoint, recipe, self.computing, self.share, device)
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet. Raises SettingsError if a GPU was asked for and cannot be used."""
         device, share = device_of(self.computing, self.worker_index), self.share
-        runtime = self._runtime or self._open(device)
+        if not self._runtimes:
+            self._open(device)
         wanted = wanted_device(self.computing.device_map, self.worker_index)
-        if runtime.device != device and wanted != AUTO:
-            raise no_gpu(wanted, 0)
-        if share.lone_threads > share.threads and runtime.device == CPU:
-            self._widths = widened(runtime, share.threads, share.lone_threads)
-            if self._vision is not None:
-                self._vision_widths = widened(self._vision, share.threads, share.lone_threads)
-        if self.run_tokens is None:
-            self.run_tokens = RUN_TOKENS_CPU if runtime.device == CPU else RUN_TOKENS_GPU
+        for images, runtime in self._runtimes.items():
+            if runtime.device != device and wanted != AUTO:
+                raise no_gpu(wanted, 0)
+            if share.lone_threads > share.threads and runtime.device == CPU:
+                widths = widened(runtime, share.threads, share.lone_threads)
+                if widths is not None:
+                    self._widths[images] = widths
+            if self.run_tokens is None:
+                self.run_tokens = RUN_TOKENS_CPU if runtime.device == CPU else RUN_TOKENS_GPU
 
     def preprocess_batch(self, items: list[Any]) -> list[Any]:
         """Return the TokenIds of each text, the numbers of each image as Preparation makes them, or an InvalidRequest in the place of an item."""
@@ -189,10 +196,11 @@ class TextEncoder(Model):
 
     def _prepared(self, image: bytes) -> NDArray[np.float32] | InvalidRequest:
         vision = self._files.checkpoint.vision
-        if vision is None or vision.preparation is None:
+        if vision is None or vision.preparation is None or True not in self.towers:
             return InvalidRequest("an image: the model reads only texts")
         try:
-            return vision.preparation.prepare(image, self.images)
+            limits = DEFAULT_IMAGES if image == SAMPLE else self.images  # the server's own keeps to no limit
+            return vision.preparation.prepare(image, limits)
         except InvalidRequest as error:
             return error
 
@@ -212,15 +220,15 @@ class TextEncoder(Model):
 
     def _of_images(self, images: list[NDArray[np.float32]]) -> list[Any]:
         vision = self._files.checkpoint.vision
-        assert vision is not None and self._vision is not None
+        assert vision is not None
         several = max((self.run_tokens or 1) // vision.image_tokens, 1)
         vectors: list[Any] = []
         for start in range(0, len(images), several):
             pixels = Pixels(np.stack(images[start : start + several]))
-            if self._vision_widths is not None and self._share > 1:
-                (found,) = self._vision_widths.run(self._share * self.share.threads, pixels)
+            if self._share > 1 and (widths := self._widths.get(True)) is not None:
+                (found,) = widths.run(self._share * self.share.threads, pixels)
             else:
-                (found,) = self._vision.run(pixels)
+                (found,) = self._runtimes[True].run(pixels)
             vectors += [vector if np.isfinite(vector).all() else _not_finite("image") for vector in found]
         return vectors
 
@@ -244,9 +252,8 @@ class TextEncoder(Model):
         return parts[0] if len(parts) == 1 else maxsim(*parts, mean=mean)
 
     def _computed(self, batch: "list[TokenIds]") -> list[Any]:
-        assert self._runtime is not None
         threads = self._share * self.share.threads
-        widths = self._widths if self._share > 1 else None
+        widths = self._widths.get(False) if self._share > 1 else None
         outputs: list[Any] = [None] * len(batch)
         fixed = self._files.max_length if self.text.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
@@ -265,7 +272,7 @@ class TextEncoder(Model):
             if widths is not None and wanted == [_OWN]:
                 results = widths.run(threads, inputs)
             else:
-                results = self._runtime.run(inputs, [self._poolings[output] for output in wanted])
+                results = self._runtimes[False].run(inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
             odd = _rows_not_finite(results, texts)
             for row, (index, text) in enumerate(zip(places, texts, strict=True)):
@@ -310,6 +317,80 @@ class TextEncoder(Model):
     def measure(cls, item: Any) -> Measure:
         """Return the number of tokens of an item as its cost: exact for tokens, else estimated from its size."""
         return Measure(cost=float(estimated_tokens(item)))
+
+
+class TextTower(TextEncoder):
+    """A sentence encoder: the tower for texts of a model of texts and images. Images have a queue, service times and a policy of their own."""
+
+    towers: ClassVar[Sequence[bool]] = (False,)
+
+
+def _sample() -> bytes:
+    """Return a grey PNG of 640 × 480 pixels. (RFC 2083, sections 3 and 4.1)"""
+    chunks = {
+        b"IHDR": pack(">IIBBBBB", 640, 480, 8, 0, 0, 0, 0),
+        b"IDAT": zlib.compress((b"\0" + bytes(column % 256 for column in range(640))) * 480),
+        b"IEND": b"",
+    }
+    written = (
+        pack(">I", len(data)) + kind + data + pack(">I", zlib.crc32(kind + data)) for kind, data in chunks.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+# After so many bytes of image files a worker returns free memory to the system, which takes milliseconds; so many seconds later, as the files are held meanwhile.
+MANY_BYTES, RELEASE_AFTER = 32 << 20, 1.0
+SAMPLE = _sample()  # what an ImageTower is warmed up and measured with
+
+
+class ImageTower(TextEncoder):
+    """The tower for images of a model of texts and images.
+
+    An item is an EncodedImage or a Picture, or an object whose `image` is an image file in base64. A batch has no padding: what it costs beyond the tokens is
+    decoding.
+    """
+
+    Input: ClassVar[Any] = Annotated[Any, any_of(dict[str, str])]
+    Output: ClassVar[Any] = list[float]
+    plain_texts: ClassVar[bool] = False
+    padded: ClassVar[bool | None] = False
+    towers: ClassVar[Sequence[bool]] = (True,)
+    examples: ClassVar[Sequence[Any]] = ({IMAGE: b64encode(SAMPLE).decode()},)
+    warmup_sizes: ClassVar[Sequence[int] | None] = (1, 4)
+    _received = 0  # bytes of files, since free memory was returned to the system
+
+    def preprocess_batch(self, items: list[Any]) -> list[Any]:
+        """Return the numbers of each image as Preparation makes them, or an InvalidRequest in the place of an item."""
+        found = [self._image(item) for item in items]
+        files = [each for each in found if isinstance(each, bytes)]
+        self._received += sum(map(len, files))
+        prepared = iter(self._all_prepared(files))
+        return [next(prepared) if isinstance(each, bytes) else each for each in found]
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        """Return the vector of each image, float32 [dimensions]."""
+        vectors = super().predict(batch)
+        if self._received > MANY_BYTES:
+            self._received = 0
+            timer = Timer(RELEASE_AFTER, release_free_memory)
+            timer.daemon = True
+            timer.start()
+        return vectors
+
+    def _image(self, item: Any) -> bytes | InvalidRequest:
+        if not isinstance(item, dict) or not isinstance(item.get(IMAGE), str):
+            return image_of(item) or InvalidRequest(
+                f"an item of type {type(item).__name__}: must be an object whose {IMAGE!r} is an image file in base64"
+            )
+        try:
+            return read_base64(item[IMAGE], self.images)
+        except InvalidRequest as error:
+            return error
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        """Return that an item is one of a batch: only an encoder knows what an image costs, see EncodedImage."""
+        return Measure()
 
 
 def _not_finite(kind: str) -> ModelError:

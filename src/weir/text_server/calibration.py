@@ -31,7 +31,7 @@ from weir.profiling.machine import cpu_name
 from weir.profiling.sampling import CROWDED, Contention
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
-from weir.text_models.texts import Tokens
+from weir.text_models.texts import EncodedImage, Tokens
 from weir.workers.cpus import cpu_count
 from weir.workers.process.entry import cpu_times
 from weir.workers.settings import ONE_WORKER
@@ -271,11 +271,21 @@ class _BatchTimer(SilentObserver):
 
 
 class TextsToMeasure(NamedTuple):
-    """The texts of which batches are measured: of up to `max_length` tokens, or all of as many if `fixed`; token ids are below `vocabulary`."""
+    """The texts of which batches are measured: of up to `max_length` tokens, or all of as many if `fixed`; token ids are below `vocabulary`. With `image`, the
+    bytes of an image file, they are images of `max_length` tokens instead."""
 
     max_length: int
     fixed: bool = False
     vocabulary: int = 100
+    image: bytes = b""
+
+    def items(self, size: "Size", seed: int) -> list[Tokens | EncodedImage]:
+        """Return the items of a batch of this size. Those of texts depend on `seed`."""
+        if self.image:
+            return [EncodedImage(self.image, size.length)] * size.rows
+        random = np.random.default_rng(seed)
+        ids = [random.integers(0, self.vocabulary, length, np.int32).astype("<i4") for length in size.lengths]
+        return [Tokens(each.tobytes()) for each in ids]
 
 
 class Measurement(NamedTuple):
@@ -369,7 +379,7 @@ def _keep(file: Path, result: dict[str, Any]) -> None:
 
 async def _measure(wanted: Measurement, rounds: MeasuringRounds, longest: int) -> float:
     """Measure all sizes that `rounds` asks for, on batches of random token ids. Return the share of the time that was lost to other work, as far as it counts."""
-    timer, vocabulary, progress = _BatchTimer(), wanted.texts.vocabulary, wanted.progress
+    timer, texts, progress = _BatchTimer(), wanted.texts, wanted.progress
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS,
         "max_queue_size": 2 * MAX_ROWS,
@@ -385,7 +395,7 @@ async def _measure(wanted: Measurement, rounds: MeasuringRounds, longest: int) -
         wanted.model, params=dict(wanted.params), observers=[timer], **{**wanted.settings, **chosen}
     ) as service:
         progress(0.0, "warming up")
-        await _run(service, Size(1, longest), vocabulary)
+        await service.infer_many(texts.items(Size(1, longest), 0))
         pid = service.control.state(brief=True)["workers"][0]["pid"]
         counted = wanted.in_one_thread and pid is not None and cpu_times(pid)[0] > 0
         contention = Contention([] if pid is None else [os.getpid(), pid])
@@ -396,17 +406,11 @@ async def _measure(wanted: Measurement, rounds: MeasuringRounds, longest: int) -
                 progress(rounds.share, _description(size))
                 seed += 1
                 before = cpu_times(pid)[0] if counted else 0.0
-                await _run(service, size, vocabulary, seed)
+                await service.infer_many(texts.items(size, seed))
                 rounds.note(size, cpu_times(pid)[0] - before if counted else timer.seconds, timer.seconds)
         lost = 0.0 if counted else contention.since(waited) / rounds.spent
     progress(1.0, "done")
     return lost
-
-
-async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> None:
-    random = np.random.default_rng(seed)
-    texts = [random.integers(0, vocabulary, length, np.int32).astype("<i4") for length in size.lengths]
-    await service.infer_many([Tokens(text.tobytes()) for text in texts])
 
 
 def _description(size: Size) -> str:

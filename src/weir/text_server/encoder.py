@@ -5,7 +5,6 @@ window fairly (CallerQueue); a text of a caller who has had no more than the oth
 """
 
 import asyncio
-import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -21,6 +20,7 @@ from weir.images import Picture
 from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
+from weir.text_models.runtime import release_free_memory
 from weir.text_models.texts import EncodedImage, Text, TextOutput, TokenDetail, TokenRule, Tokens, prompt_text
 from weir.text_server.requests import (
     CallerQueue,
@@ -114,7 +114,7 @@ class TextShape(NamedTuple):
         shortest: the number of tokens that shorter texts cost, too: what every text is padded to, if anything.
         max_pooled: see requests.PieceVectors.
         of_tokens: whether the model has a vector for each token.
-        tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
+        tokens_per_second, image_tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown; and those of images.
     """
 
     dimensions: int
@@ -126,6 +126,34 @@ class TextShape(NamedTuple):
     max_pooled: Sequence[bool] | None = None
     of_tokens: bool = False
     tokens_per_second: float = 0.0
+    image_tokens_per_second: float = 0.0
+
+
+class Tower:
+    """The queue of a model's texts, or that of its images: the `service`, and what the items cost that entered it, in tokens.
+
+    `tokens_per_second` is what one worker computes by a measurement before the first batch; 0 if unknown.
+    """
+
+    def __init__(self, service: "ModelHandle", tokens_per_second: float) -> None:
+        self.service = service
+        self._measured = tokens_per_second
+        self._costs = self._weight = 0.0  # the weighted sum of what items cost, and the sum of the weights
+
+    def entered(self, cost: float) -> None:
+        """Note that an item of this `cost` has entered the queue."""
+        self._costs = LENGTH_DECAY * self._costs + cost
+        self._weight = LENGTH_DECAY * self._weight + 1.0
+
+    def seconds(self, cost: float, now: float) -> float:
+        """Return how long all workers take for what costs so much, by their last batches, or without recent ones as measured at the start; 0 if unknown."""
+        control = self.service.control
+        rate = control.best_rate(now)
+        if self._weight and rate < inf:
+            rate *= self._costs / self._weight
+        else:
+            rate = self._measured * control.ready_workers
+        return cost / rate if rate > 0.0 else 0.0
 
 
 class Encoder:
@@ -133,6 +161,7 @@ class Encoder:
 
     Args:
         service: the model's service.
+        images: the service of its tower for images; None if there is none.
         threads: tokenize for the model, until `close` ends them.
         shape: what is known of the model.
         name: the model's name; None for that of the service.
@@ -143,9 +172,11 @@ class Encoder:
 
     def __init__(
         self, service: "ModelHandle", threads: TokenizerThreads, shape: TextShape, *, name: str | None = None, facts: TextFacts = NO_FACTS,
-        max_held: int = MAX_HELD, fronts: int = 1,
+        max_held: int = MAX_HELD, fronts: int = 1, images: "ModelHandle | None" = None,
     ) -> None:  # fmt: skip
         self._service = service
+        self._texts = Tower(service, shape.tokens_per_second)
+        self._images = Tower(service if images is None else images, shape.image_tokens_per_second)
         self._shape = shape
         self.name = name or service.facts.name
         self.dimensions, self.max_length = shape.dimensions, shape.max_length
@@ -160,8 +191,6 @@ class Encoder:
         self._held = 0  # texts of requests that have not ended
         self._under_way = {False: 0, True: 0}  # texts in the queue or being computed, by whether they are bulk work
         self._pump_scheduled = False
-        # Of the texts that entered the queue: the weighted sum of their lengths, in tokens, and the sum of the weights.
-        self._lengths = self._weight = 0.0
         self._open_requests = OpenRequests()
         self._release_timers: list[asyncio.TimerHandle] = []
         self._calls: dict[str, Exchange] = {}  # of texts alone, by frontend
@@ -175,9 +204,10 @@ class Encoder:
         settings = self._service.facts.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)) // self._fronts)
 
-    def serve(self, service: "ModelHandle") -> None:
-        """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
-        self._service = service
+    def serve(self, service: "ModelHandle", images: "ModelHandle | None" = None) -> None:
+        """Send texts to the queue of `service` from now on, and images to that of `images`. What is in the queue of the previous service stays there."""
+        self._service = self._texts.service = service
+        self._images.service = images or service
         self._calls.clear()
 
     async def drain(self) -> bool:
@@ -299,8 +329,7 @@ class Encoder:
             raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else with_place(refusal, 0)) from None
         self._held += 1
         self._under_way[one.form.priority < 0] += 1
-        self._lengths = LENGTH_DECAY * self._lengths + one.form.cost
-        self._weight = LENGTH_DECAY * self._weight + 1.0
+        self._texts.entered(one.form.cost)
 
     def _leave_one(self, one: OneText) -> bool:
         """Note that `one` has ended; return False if it had ended before."""
@@ -473,9 +502,9 @@ class Encoder:
         )
 
     def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
-        found, service = self._store_tokens(request, start, results), self._service
+        found = self._store_tokens(request, start, results)
         if not start:
-            request.tokenized = service.now()
+            request.tokenized = self._service.now()
         if request.ended:
             return
         request.ready_texts.extend(found)
@@ -483,9 +512,9 @@ class Encoder:
             return
         if not start and request.handed_over == len(request.texts):
             request.brief = self._is_brief(found)
-        is_full = not start and request.ready_texts and not service.has_room(1, bulk=request.is_bulk)
+        is_full = not start and request.ready_texts and not self._has_room(request)
         # The queue is full: it refuses and counts the request, unless the policy lets it grow.
-        if is_full and not self._put(request, self._callers.at_once(), service.now()):
+        if is_full and not self._put(request, self._callers.at_once(), self._service.now()):
             return
         self._callers.wake(request.key, request)
         self._tokenize_more(request)
@@ -515,27 +544,22 @@ class Encoder:
         Texts that are not tokenized yet are assumed to be as long as those in `found`. With an unknown rate it is True.
         """
         now = self._service.now()
-        rate = self._token_rate(now)
-        if not found or not 0.0 < rate < inf:
+        if not found:
             return True
-        length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
-        needed, left = request.left * length / rate, request.deadline.at - now
-        if needed <= DEADLINE_SLACK * left:
+        each = sum(self._tower_of(tokens).seconds(self._cost(tokens), now) for _, _, tokens in found) / len(found)
+        needed, left = request.left * each, request.deadline.at - now
+        if not each or needed <= DEADLINE_SLACK * left:
             return True
         wait = f"{request.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
         self._fail(request, DeadlineExceeded(f"{request.deadline.limit}: cannot be met: {wait}"))
         return False
 
-    def _token_rate(self, now: float) -> float:
-        """Return the tokens per second that all workers compute, by their last batches, or without recent ones as measured at the start.
+    def _tower_of(self, tokens: Tokens | EncodedImage) -> Tower:
+        return self._images if isinstance(tokens, EncodedImage) else self._texts
 
-        It is 0 or infinity if the rate is unknown.
-        """
-        service = self._service
-        rate = service.control.best_rate(now)
-        if self._weight and rate < inf:
-            return rate * self._lengths / self._weight
-        return self._shape.tokens_per_second * service.control.ready_workers
+    def _has_room(self, request: EncodeRequest) -> bool:
+        """Return whether the queue of the next text of `request` has room for it."""
+        return self._tower_of(request.ready_texts[0][2]).service.has_room(1, bulk=request.is_bulk)
 
     def _store_tokens(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[ReadyText]:
         """Store the results of the tokenizer; return the texts that can enter the queue. Empty if the request has ended or ends with an error here."""
@@ -563,11 +587,10 @@ class Encoder:
         Bulk work has a window of its own, and goes in when no other text is ready.
         """
         self._pump_scheduled = False
-        window, callers, service = self.window, self._callers, self._service
-        now = service.now()
+        window, callers, now = self.window, self._callers, self._service.now()
         while (request := callers.next()) is not None:
             bulk = request.is_bulk
-            if self._under_way[bulk] >= window and not (callers.due and service.has_room(1, bulk=bulk)):
+            if self._under_way[bulk] >= window and not (callers.due and self._has_room(request)):
                 break
             self._put(request, callers.charge(self._cost(request.ready_texts[0][2])), now)
             if request.is_sent:
@@ -589,8 +612,11 @@ class Encoder:
     def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
         """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
         ready = request.ready_texts.popleft()
-        if request.call.service is not self._service:  # the model has been loaded again
-            request.call = Exchange(self._service, frontend=request.call.frontend)
+        tower = self._tower_of(ready[2])
+        if (
+            request.call.service is not tower.service
+        ):  # after one of the other tower, or the model has been loaded again
+            request.call = Exchange(tower.service, frontend=request.call.frontend)
         text_request = TextPiece(request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now)
         try:
             if request.deadline.at <= now:
@@ -602,8 +628,7 @@ class Encoder:
             self._fail(request, with_place(error, request.first_place(text_request.place)))
             return False
         request.under_way.add(text_request)
-        self._lengths = LENGTH_DECAY * self._lengths + text_request.form.cost
-        self._weight = LENGTH_DECAY * self._weight + 1.0
+        tower.entered(text_request.form.cost)
         self._under_way[request.is_bulk] += 1
         return True
 
@@ -685,16 +710,6 @@ class Encoder:
             request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.further_outputs(),
             images=0 if self.facts.vision is None else sum([isinstance(text, Picture) for text in request.per_text(request.texts)]),
         )  # fmt: skip
-
-
-def release_free_memory() -> None:
-    """Have the C library return free memory to the system, also from the middle of its heap. This takes milliseconds.
-
-    A C library without `malloc_trim`, such as musl, does nothing.
-    """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 def _each(work: Callable[[Any], T], values: Sequence[Any], goes_on: Callable[[], bool]) -> list[T]:

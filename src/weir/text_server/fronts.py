@@ -171,8 +171,7 @@ class TextsInFronts:
         """See FrontProduct."""
         self._remote = models
         self._counting = counting = Counting(send)
-        budgets = self.budgets
-        self._encoders = {each.name: each.encoder(_UNKNOWN, budgets.get(each.name), fronts) for each in self._models}
+        self._encoders = {model.name: model.encoder(_UNKNOWN, self.budgets, fronts) for model in self._models}
         self._hot: set[str] = set()
         counts, clients = FrontCounts(counting), FrontClients(counting)
         self._context = EmbeddingContext(self._encoders, http, self.max_texts, counts, clients, images=self.images)

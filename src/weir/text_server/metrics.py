@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from weir.messages import Dispatch, Timing
 from weir.telemetry.recorder import SilentObserver
-from weir.text_models.texts import IMAGE, EncodedImage, Tokens
+from weir.text_models.texts import EncodedImage, Tokens
 
 _log = logging.getLogger("weir")
 
@@ -220,11 +220,13 @@ class RunShapes(NamedTuple):
         runs: returns the indices of the texts of each run, given the lengths of a batch's texts in tokens; None if a batch is one run.
         fixed_length: the number of tokens to which every text is padded; 0 if only to the longest of its run.
         padding_cost: the time that a token of padding takes, as a share of that of another token.
+        model: the name under which they are counted; "" for the label.
     """
 
     runs: Runs | None = None
     fixed_length: int = 0
     padding_cost: float = 1.0
+    model: str = ""
 
 
 class PaddingMetrics(SilentObserver, Collector):
@@ -245,10 +247,9 @@ class PaddingMetrics(SilentObserver, Collector):
             return
         lengths = [length_of(request) for request in dispatch.requests]
         runs = [range(len(lengths))] if shapes.runs is None else shapes.runs(lengths)
-        fixed = 0 if dispatch.requests[0].form.key == IMAGE else shapes.fixed_length
-        area = sum(len(run) * max(fixed, *(lengths[place] for place in run)) for run in runs)
-        self.tokens[model] += sum(lengths)
-        self.padding[model] += shapes.padding_cost * (area - sum(lengths))
+        area = sum(len(run) * max(shapes.fixed_length, *(lengths[place] for place in run)) for run in runs)
+        self.tokens[shapes.model or model] += sum(lengths)
+        self.padding[shapes.model or model] += shapes.padding_cost * (area - sum(lengths))
 
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""

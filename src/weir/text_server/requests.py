@@ -16,7 +16,7 @@ from weir.images import Picture
 from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of
 from weir.protocols.exchange import QueuedRequest
 from weir.text_models import Pooling
-from weir.text_models.texts import IMAGE, EncodedImage, Text, TextOutput, Tokenized, TokenRule, Tokens
+from weir.text_models.texts import EncodedImage, Text, TextOutput, Tokenized, TokenRule, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
 
 if TYPE_CHECKING:
@@ -384,10 +384,7 @@ class TextPiece(TextRequest):
         self.request = request
         self.place, self.piece, tokens = ready
         call, deadline = request.call, request.deadline.at
-        key = IMAGE if isinstance(tokens, EncodedImage) else None  # pictures and texts share no batch
-        form = Form(
-            deadline - now, cost=cost, key=key, priority=request.key[0], frontend=call.frontend, caller=call.caller
-        )
+        form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=call.frontend, caller=call.caller)
         super().__init__(call, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
         if request.trace is not None:
             self.trace = request.trace.text_trace()

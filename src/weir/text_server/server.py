@@ -32,16 +32,16 @@ from weir.text_server.calibration import Budget, Progress, no_progress
 from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
-from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
+from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.server_settings import BERT_PORT, CallerSettings, ZeroMqSettings, given_settings
-from weir.text_server.text_model import ServedTextModel, read_model, with_shares
+from weir.text_server.text_model import IMAGES, ServedTextModel, read_model, with_shares
 
 if TYPE_CHECKING:
     from weir.client.embedding import EmbeddingTransport
     from weir.frontends.grpc.services import AddedCalls
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
 
 
 def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
@@ -101,26 +101,31 @@ class EmbeddingProduct:
         which a worker fails to start.
         """
         for model in self._models:
-            budget = await model.budget(progress(model.name))
-            if budget is not None:
-                self._budgets[model.name] = budget
+            for label in model.labels:
+                budget = await model.budget(label, progress(label))
+                if budget is not None:
+                    self._budgets[label] = budget
 
     @property
     def models(self) -> list[ModelToServe]:
         """The models for the server's registry, in the measured batches."""
-        return [spec.served(self._budgets.get(spec.name)) for spec in self._specs]
+        return [each for model in self._models for each in model.served(self._budgets)]
 
     def observers(self) -> Sequence[Observer]:
         """Return the observer that counts padding."""
-        for model, served in zip(self._models, self.models, strict=True):
+        for model in self._models:
+            served, *towers = model.served(self._budgets)
             self._padding.models[model.name] = model.run_shapes(served.params["share"])
+            self._padding.models.update({tower.label: RunShapes(model=model.name) for tower in towers})
         return [self._padding]
 
     def added(self, context: FrontendContext) -> AddedEndpoints:
         """Return the HTTP endpoints of all protocols of texts. The services of the models must be in the registry."""
         self._context = context
         self._encoders = {
-            model.name: model.encoder(context.registry.get(model.name), self._budgets.get(model.name))
+            model.name: model.encoder(
+                context.registry.get(model.name), self._budgets, images=self._tower_of(context.registry, model.name)
+            )
             for model in self._models
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
@@ -224,8 +229,15 @@ class EmbeddingProduct:
             service = self._context.registry.services.get(name)
             if service is not None:
                 self._labels[name] = service.facts.label
-                service.inference = self._inferences[name]
-                encoder.serve(service)
+                images = self._tower_of(self._context.registry, name)
+                for each in (service, images or service):
+                    each.inference = self._inferences[name]
+                encoder.serve(service, images)
+
+    @staticmethod
+    def _tower_of(models: "Models", name: str) -> "ModelHandle | None":
+        """Return the tower for images of a model; None if it has none."""
+        return models.versions(name).get(IMAGES)
 
     def _transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         label = self._labels[model]

@@ -2,17 +2,20 @@
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe
 from weir.config import stated_settings, that_affect_speed
 from weir.errors import InvalidRequest, SettingsError
 from weir.images import ImageLimits, Picture, look
 from weir.images.preparation import PREPROCESSOR
+from weir.messages import label_of
+from weir.policy.loading import BANK_FILE, load_policy
 from weir.profiling.machine import memory_of
 from weir.text_models import (
     OF_TOKENS,
@@ -30,7 +33,16 @@ from weir.text_models.checkpoint.onnx_files import RUNTIME, find_file, wanted_na
 from weir.text_models.checkpoint.reading import CONFIG
 from weir.text_models.formats import read_document
 from weir.text_models.graph.cache import cache_directory, graphs_folder, prune
-from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
+from weir.text_models.model import (
+    RUN_TOKENS_CPU,
+    RUN_TOKENS_GPU,
+    SAMPLE,
+    ImageTower,
+    TextEncoder,
+    TextTower,
+    poolings_of,
+    runs,
+)
 from weir.text_models.packing import read_ranges
 from weir.text_models.recipe import dimensions_of, read_files
 from weir.text_models.runtime import may_use_gpu
@@ -52,7 +64,9 @@ if TYPE_CHECKING:
     from weir.text_server.exchange import EmbeddingContext
 
 
-TARGET = "weir.text_models.model:TextEncoder"
+TARGET = "weir.text_models.model:"  # and the name of a class
+GREEDY = "greedy"
+IMAGES = "images"  # the version of a model that is its tower for images
 
 
 class TextModelSpec(NamedTuple):
@@ -103,7 +117,7 @@ class TextModelSpec(NamedTuple):
         return are_alike and not may_use_gpu(computing.device_map)
 
     @property
-    def _group(self) -> str | None:
+    def group(self) -> str | None:
         """The name of the device on which it takes turns with other models."""
         group: str | None = self.settings.get("device_group")
         return group
@@ -132,7 +146,7 @@ class TextModelSpec(NamedTuple):
     def lone_threads(self) -> int:
         """The most threads of a batch that runs alone: those of all workers. Those of a worker if the settings state them, or its CPUs, or if another model
         may have the turn where this one's other workers are idle."""
-        stated = self.settings.get("threads") or self.settings.get("cpu_affinity") or self._group
+        stated = self.settings.get("threads") or self.settings.get("cpu_affinity") or self.group
         if stated or not self._share_weights or self.computing.runtime != "onnx":
             return self.threads
         return self.workers * self.threads
@@ -149,7 +163,7 @@ class TextModelSpec(NamedTuple):
         take turns have together the CPUs of one."""
         stated = {"workers", "threads"} & self.settings.keys()
         cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
-        return WorkersNeed(self._group or self.environment, cpus)
+        return WorkersNeed(self.group or self.environment, cpus)
 
     @property
     def environment(self) -> Hashable | None:
@@ -193,12 +207,12 @@ class TextModelSpec(NamedTuple):
             settings["executor"] = self.pool.member
         return settings
 
-    def served(self, budget: Budget | None = None) -> ModelToServe:
-        """Return the model for the registry, with the batches of `budget` unless the settings state others."""
+    def served(self, kind: type[TextEncoder] = TextEncoder, budget: Budget | None = None) -> ModelToServe:
+        """Return the model for the registry, of the class `kind`, with the batches of `budget` unless the settings state others."""
         settings = {**(budget.settings() if budget is not None else {}), **self.worker_settings()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(self.share(run_tokens, settings.get("padding_cost", 1.0)))
-        return ModelToServe(TARGET, self.name, params, [], settings, aliases=self.aliases)
+        return ModelToServe(f"{TARGET}{kind.__name__}", self.name, params, [], settings, aliases=self.aliases)
 
 
 def with_shares(specs: Sequence[TextModelSpec]) -> list[TextModelSpec]:
@@ -284,6 +298,8 @@ class ServedTextModel:
             rule = f"without {PREPROCESSOR}, which says how images are prepared, only texts are read"
             logger.warning("%s: %s: %s", spec.name, spec.directory, rule)
         self.name = spec.name
+        if self._vision is not None and spec.pool is None and spec.environment is not None and not spec.group:
+            spec = spec._replace(pool=SharedPool())  # both towers are in the same workers
         self.dimensions = dimensions_of(checkpoint, self.recipe)
         self._ranges = None if text.ranges is None else read_ranges(Path(text.ranges), self.dimensions)
         self._spec = spec
@@ -332,22 +348,63 @@ class ServedTextModel:
         for folder in prune(graphs_folder(self.cache), self._spec.computing.max_cache_size):
             logger.info("%s: removed, as the cache is larger than max_cache_size", folder)
 
-    async def budget(self, progress: Progress) -> Budget | None:
+    @property
+    def labels(self) -> dict[str, type[TextEncoder]]:
+        """The class that computes texts, and that which computes images if it reads images, by their labels in the registry."""
+        if self._vision is None:
+            return {self.name: TextEncoder}
+        return {self.name: TextTower, label_of(self.name, IMAGES): ImageTower}
+
+    async def budget(self, label: str, progress: Progress) -> Budget | None:
         """Return the best limits of a batch on this machine, measured now if they are not known; None if they are not to be measured.
 
         Raises the error with which a worker fails to start.
         """
-        spec = self._spec
+        spec, kind = self._spec, self.labels[label]
         if not spec.wants_calibration:
             return None
         params = spec.params(spec.share(MAX_TOKENS))
         settings = stated_settings(WorkerSettings, spec.settings)
-        texts = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
+        items = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
+        identity = self._identity()
+        if kind is ImageTower:
+            items = TextsToMeasure(self._image_tokens, fixed=True, image=SAMPLE)
+            identity["tower"] = IMAGES
         in_one_thread = spec.computes_in_one_thread
-        wanted = Measurement(
-            TextEncoder, params, texts, self._identity(), self._run_tokens, settings, in_one_thread, progress
-        )
+        wanted = Measurement(kind, params, items, identity, self._run_tokens, settings, in_one_thread, progress)
         return await budget_for(wanted, self.cache / "budgets")
+
+    def served(self, budgets: Mapping[str, Budget]) -> list[ModelToServe]:
+        """Return the model for the registry with the batches of `budgets`, by label, unless the settings state others. Its tower for images is a version of it."""
+        (label, kind), *towers = self.labels.items()
+        found = [self._spec.served(kind, budgets.get(label))]
+        for label, kind in towers:
+            tower = self._spec.served(kind)
+            settings = {key: value for key, value in tower.settings.items() if key not in _OF_TEXTS}
+            limits = self._image_limits(budgets.get(label), settings)
+            found.append(tower._replace(settings={**settings, **limits}, version=IMAGES, aliases=()))
+        return found
+
+    def _image_limits(self, budget: Budget | None, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of batches of images: as many as are measured or fit into one run, and no more bytes and pixels than one image may have beyond
+        that. A stated policy that is not for such batches is replaced by greedy."""
+        tokens, policy = self._image_tokens, str(stated.get("policy", GREEDY))
+        most = self._spec.computing.run_tokens or self._run_tokens if budget is None else int(budget.max_batch_cost)
+        largest = min(max(1, most // tokens), stated.get("max_batch_size", BatchingSettings.max_batch_size))
+        try:
+            if policy.endswith(BANK_FILE) or "profile=" in policy:
+                raise SettingsError(f"policy={policy!r}: has the times of batches of texts")
+            load_policy(policy, max_batch_size=largest)
+        except SettingsError as error:
+            logger.info("%s: images are served by policy=%s: %s", self.name, GREEDY, error.message)
+            policy = GREEDY
+        cost = float(largest * tokens + most_decoding(self._spec.images))
+        return {"max_batch_size": largest, "max_batch_cost": cost, "policy": policy}
+
+    @property
+    def _image_tokens(self) -> int:
+        assert self._vision is not None  # its label is there
+        return self._vision.image_tokens
 
     def _identity(self) -> dict[str, Any]:
         """Return what decides the speed of the model, as JSON: the settings that affect it, the threads, the executor and the content."""
@@ -379,36 +436,49 @@ class ServedTextModel:
         )
         return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS, size_of_tokens=size)
 
-    def encoder(self, service: "ModelHandle", budget: Budget | None = None, fronts: int = 1) -> Encoder:
-        """Return the encoder of the model over `service`, which has the batches of `budget`; for `fronts` see Encoder."""
+    def encoder(
+        self,
+        service: "ModelHandle",
+        budgets: Mapping[str, Budget],
+        fronts: int = 1,
+        images: "ModelHandle | None" = None,
+    ) -> Encoder:
+        """Return the encoder of the model over `service`, which has the batches of `budgets`, and over `images`; for these and `fronts` see Encoder."""
         dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
         whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
         max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
-        text, speed = self._spec.text, 0.0 if budget is None else budget.tokens_per_second
+        text, known = self._spec.text, [budgets.get(label) for label in (self.name, label_of(self.name, IMAGES))]
+        speeds = [0.0 if budget is None else budget.tokens_per_second for budget in known]
         shape = TextShape(
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
-            self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
+            self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, *speeds,
         )  # fmt: skip
-        vision, facts = self._vision, self._facts(service)
+        vision, facts = self._vision, self._facts([service] if images is None else [service, images])
         read_image = None if vision is None else partial(_looked, vision.image_tokens, self._spec.images)
         threads = TokenizerThreads(self._tokenizer, look=read_image)
-        return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts)
+        return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts, images=images)
 
-    def _facts(self, service: "ModelHandle") -> TextFacts:
+    def _facts(self, services: Sequence["ModelHandle"]) -> TextFacts:
         pooling, vision = self.recipe.pooling, self._vision
         return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision.value]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
-            truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
-            waiting=lambda: int(service.control.state(brief=True)["waiting"]), ready=lambda: not service.not_ready_reason,
+            truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(services, self._spec.threads), unscaled=not self.recipe.normalize,
+            waiting=lambda: sum([int(each.control.state(brief=True)["waiting"]) for each in services]), ready=lambda: not any(each.not_ready_reason for each in services),
             vision=None if vision is None else VisionFacts(vision.logit_scale, vision.logit_bias or 0.0, vision.logit_bias is not None),
         )  # fmt: skip
 
 
-# A base model takes about as long for a token as Pillow takes to decode and resize so many pixels of the costliest files, on the same CPU.
+# A base model takes about as long for a token as Pillow takes to decode and resize so many pixels of the costliest files, on the same CPU. A byte of the file
+# counts as a pixel, so that the cost of a batch bounds its memory, too.
 _PIXELS_OF_A_TOKEN = 65_536
+
+
+def most_decoding(limits: ImageLimits) -> float:
+    """Return the most that the decoding of an image costs, in tokens."""
+    return limits.max_image_pixels / _PIXELS_OF_A_TOKEN
 
 
 def _looked(tokens: int, limits: ImageLimits, picture: Picture) -> EncodedImage | InvalidRequest:
@@ -417,7 +487,8 @@ def _looked(tokens: int, limits: ImageLimits, picture: Picture) -> EncodedImage 
         header = look(picture.data, limits)
     except InvalidRequest as error:
         return error
-    return EncodedImage(picture.data, tokens, header.width * header.height / _PIXELS_OF_A_TOKEN)
+    decoding = (header.width * header.height + len(picture.data)) / _PIXELS_OF_A_TOKEN
+    return EncodedImage(picture.data, tokens, min(decoding, most_decoding(limits)))
 
 
 def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> str:
@@ -453,22 +524,22 @@ _USE_IS_NEWS = 1.0
 
 
 class _Use:
-    """Returns what the workers of `service` take, as it was at most _USE_IS_NEWS seconds ago."""
+    """Returns what the workers of `services`, which may be the same, take, as it was at most _USE_IS_NEWS seconds ago."""
 
-    def __init__(self, service: "ModelHandle", threads: int) -> None:
-        self._service = service
+    def __init__(self, services: Sequence["ModelHandle"], threads: int) -> None:
+        self._services = services
         self._threads = threads
         self._at = -_USE_IS_NEWS
         self._memory: dict[int, int | None] = {}
 
     def __call__(self) -> WorkersUse:
         now = time.monotonic()
-        workers = self._service.control.state(brief=True)["workers"]
+        workers = [each for service in self._services for each in service.control.state(brief=True)["workers"]]
         pids = dict.fromkeys(each["pid"] for each in workers if each["pid"] is not None)
         if now - self._at >= _USE_IS_NEWS or pids.keys() != self._memory.keys():
             self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
         memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
-        return WorkersUse(self._service.control.workers.most_workers, self._threads, memory)
+        return WorkersUse(self._services[0].control.workers.most_workers, self._threads, memory)
 
 
 # What a model with one of these poolings can be called for.
@@ -479,6 +550,7 @@ _TASKS = {
     Pooling.TOKEN_LOGITS: TextTask.PREDICT_TOKENS,
     Pooling.YES_NO: TextTask.RERANK,
 }
+_OF_TEXTS = ("max_batch_cost", "padded", "max_padding", "padding_cost")  # settings
 _LABELLED = (Pooling.LOGITS, Pooling.TOKEN_LOGITS)
 # What TEI and torch call the numbers of a precision, or of a variant of an ONNX file.
 _DTYPES = {

@@ -154,7 +154,7 @@ class Counted:
     """A session that counts its passes, in place of the one that a model has."""
 
     def __init__(self, model: TextEncoder) -> None:
-        runtime: Any = model._runtime
+        runtime: Any = model._runtimes[False]
         self._session, self.passes = runtime._session, 0
         runtime._session = self
 
