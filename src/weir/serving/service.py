@@ -33,7 +33,7 @@ from weir.serving.calls import (
     stream_sync,
     takes_one,
 )
-from weir.serving.delivery import Tracer, submit_traced
+from weir.serving.delivery import submit_traced
 from weir.serving.generation import Generation, LoadedModel, OnDemand, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
 from weir.serving.hooks import ServiceHooks
@@ -132,16 +132,8 @@ class Service:
             LoadedModel(facts, params or {}, composed.workers), executor=executor, device=device, hooks=hooks, observers=observers,
             clock=clock, on_demand=on_demand,
         )  # fmt: skip
-
-    @property
-    def facts(self) -> ModelFacts:
-        """The facts of the model that serves now; see ModelHandle."""
-        return self.generation.facts
-
-    @property
-    def tracing(self) -> Tracer | None:
-        """The maker of requests' spans; None if they are not traced."""
-        return self.generation.tracing
+        # Those of the generation, see ModelHandle. They are attributes because the edge reads them many times for a request.
+        self.facts, self.tracing = facts, self.generation.tracing
 
     @property
     def control(self) -> Self:
@@ -233,6 +225,7 @@ class Service:
         other.generation.driver.may_have_blocks(former.driver)
         self._loop, self._thread = other._loop, other._thread
         self.generation, self.model = other.generation, other.model
+        self.facts, self.tracing = other.facts, other.tracing
         return Replaced(former, self._former)
 
     def __enter__(self) -> NoReturn:
