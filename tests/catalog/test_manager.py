@@ -111,7 +111,7 @@ async def test_while_the_default_version_is_unloaded_another_one_answers(monkeyp
     await shop.manager.load_model("one")
     last = shop.registry.get("one")
     held = shop.executors[shop.made.index(last)]
-    monkeypatch.setattr(held, "_answer", None)
+    monkeypatch.setattr(held, "_predict", None)
     accepted = last.infer(0)
     unloading = asyncio.ensure_future(shop.manager.unload_model("one", version="2"))
     await turns(20)

@@ -62,7 +62,7 @@ def test_a_service_is_a_handle_and_its_control_and_a_registry_has_handles() -> N
     models: Models = Registry([service()])
     assert not {name for name in members(Models) if not hasattr(models, name)}
     for protocol, own in ((ModelHandle, handle), (ModelControl, control)):
-        assert not {name for name in members(protocol) if not hasattr(type(own), name)}
+        assert not {name for name in members(protocol) if not hasattr(own, name)}
 
 
 def test_facts_say_what_is_served_and_within_which_limits() -> None:
