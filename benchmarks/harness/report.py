@@ -29,6 +29,7 @@ from benchmarks.parts import (
     fronts,
     goodput,
     graphs,
+    images,
     in_process,
     kserve,
     live,
@@ -145,6 +146,7 @@ VIEWS = {
     "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only=("64",), notes=1),
     "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}, notes=1),
     "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only=("50 texts a request",)),
+    "images": View({"clients": 0, "server": 1, "images/s": 2, "p50 ms": 3, "MiB, PSS": 5}, only=("1", "16")),
     "vectors-growth": View({"requests": 0, "server, MiB": 1, "workers, MiB": 2}, only=("5,000", "100,000")),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "on the very first start": 2, "MiB, PSS": 3}, bare=True),
 }  # fmt: skip
@@ -388,6 +390,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     texts.PART,
     text_memory.MEMORY,
     text_memory.GROWTH,
+    images.PART,
     crowd.PART,
 )
 PARTS: dict[str, Part | Rounds] = {part.name: part for part in IN_ORDER}

@@ -262,6 +262,7 @@ VERSIONS = {
         "click<8.2",
         "optimum<2",
         "transformers<4.49",
+        "pillow",
         *_WITH_NUMPY_1,
     ],
     "infinity-optimum": [
@@ -276,6 +277,7 @@ VERSIONS = {
     "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
     "sentence-transformers": [
         "sentence-transformers==6.2.0",
+        "pillow",
         "fastapi",
         "uvicorn[standard]",
     ],

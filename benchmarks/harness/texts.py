@@ -139,7 +139,7 @@ def infinity(
     told = ["--model-id", str(model), "--served-model-name", MODEL, *INFINITY_ENGINES[engine], "--device", "cpu",
             "--dtype", "float32", "--no-vector-disk-cache", "--host", "127.0.0.1",
             "--port", "{port}", "--log-level", "error"]  # fmt: skip
-    return serving_texts(name, ["env", *inside, *_bounded(), command, "v2", *told], path, body)
+    return serving_texts(name, ["env", *inside, *bounded(), command, "v2", *told], path, body)
 
 
 def sentence_transformers(
@@ -149,13 +149,13 @@ def sentence_transformers(
     # -P: beside the script is one called triton, which torch would import.
     model, peer = directory or model_directory(), "sentence-transformers" if backend == "torch" else PREPARED_BY
     told = ["--directory", str(model), "--port", "{port}", "--threads", str(CORES), "--backend", backend]
-    command = [*_bounded(), python_of(peer), "-P", script("sentence_vectors.py"), *told]
+    command = [*bounded(), python_of(peer), "-P", script("sentence_vectors.py"), *told]
     if ranks:
         return serving_texts(name, [*command, "--ranks"], "/rerank", rank_body(("First do it",)))
     return serving_texts(name, command)
 
 
-def _bounded() -> list[str]:
+def bounded() -> list[str]:
     """Torch takes a thread for each core; nothing is fetched."""
     return ["env", f"OMP_NUM_THREADS={CORES}", "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", "DO_NOT_TRACK=1"]
 
@@ -167,7 +167,7 @@ def prepared(place: Path) -> Path:
     """Write what the peers need of the model, see peers/prepare_models.py; return the folder with it."""
     folder = place / "prepared"
     folder.mkdir()
-    ask([*_bounded(), python_of(PREPARED_BY), "-P", script("prepare_models.py"), str(model_directory()), str(folder)])
+    ask([*bounded(), python_of(PREPARED_BY), "-P", script("prepare_models.py"), str(model_directory()), str(folder)])
     return folder
 
 
