@@ -92,7 +92,10 @@ class Preparation:
         Raises InvalidRequest for an image beyond `limits`, and for one that cannot be decoded.
         """
         pixels = np.asarray(self._fitted(_decoded(data, limits)))
-        return np.stack([row[pixels[:, :, channel]] for channel, row in enumerate(self._numbers)])
+        numbers = np.empty((3, self.height, self.width), np.float32)
+        for channel, row in enumerate(self._numbers):  # a byte is always an index, so checking it would only take time
+            np.take(row, pixels[:, :, channel], out=numbers[channel], mode="clip")
+        return numbers
 
     def _fitted(self, image: "Image") -> "Image":
         """Return the image resized, and cropped around its middle; where it is smaller than the crop, with black around it."""
