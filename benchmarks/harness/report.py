@@ -185,6 +185,9 @@ def _cell(text: str, bare: bool) -> str:
     return BRACKETS.sub("", text) if bare else RANGE.sub(r"\1–\2", text)
 
 
+# Parts of which the page also shows the tables beside the main one.
+WITH_MORE = ("alone", "demand")
+
 # Of the machine, what is shown below each part; the rest, where the parts do not differ in it, is shown once.
 SHOWN = ("date", "commit", "rounds")
 
@@ -224,8 +227,9 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
 
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
     columns, rows = shown(part.name, stored["columns"], stored["rows"])
-    several = {"fronts": _fronts, "demand": _demand}.get(part.name)
-    tables = several(stored) if several else markdown(columns, rows)
+    tables = _fronts(stored) if part.name == "fronts" else markdown(columns, rows)
+    if part.name in WITH_MORE:
+        tables = "\n\n".join([tables, *(markdown(more, cells) for _, more, cells in stored["tables"])])
     lines = [f"## {part.title}", "", part.about, "", *([tables, ""] if columns else [])]
     lines += [line for note in stored["notes"][: _view(part.name, columns).notes] for line in (note, "")]
     measured = [stored["machine"][name] for name in SHOWN if name in stored["machine"]]
@@ -275,12 +279,6 @@ def _fronts(stored: dict[str, Any]) -> str:
     divided = f"\n\n{fronts.ABOUT_DIVIDED}\n\n{queues}" if of_queues else ""
     many = f"\n\n{CORES.read_text().strip()}" if CORES.exists() else ""
     return f"{costs}\n\n{markdown(columns, rows)}{divided}{many}"
-
-
-def _demand(stored: dict[str, Any]) -> str:
-    """Return the tables on models on demand: what a load takes, and what traffic got."""
-    _, columns, rows = stored["tables"][0]
-    return f"{markdown(stored['columns'], stored['rows'])}\n\n{markdown(columns, rows)}"
 
 
 def _solved(values: dict[str, float]) -> str:

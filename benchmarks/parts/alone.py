@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import psutil
 
 from benchmarks.counting.sitecustomize import SIGNAL
@@ -30,7 +32,7 @@ from benchmarks.harness.rounds import (
     start_all,
     with_usage,
 )
-from benchmarks.harness.servers import ROOT, Server, load, serving
+from benchmarks.harness.servers import ROOT, Server, free_port, load, serving
 from benchmarks.parts import kserve
 from benchmarks.parts.square import LITSERVE, MOSEC, NOTHING, SINGLE, WEIR, command_of, started
 from weir.figures import figure, plain_log, styles
@@ -76,14 +78,16 @@ def _conclude(result: Result, measured: Measurements) -> None:
     result.at_most("1 connection: CPU µs of server and worker", 1e6 * measured.middle(WEIR, 1, "all"), 80.0, "{:.0f}")
     result.tables.append(
         Table(
-            "What one request costs", ["process", "Python calls", "system calls", "switches", "CPU µs"], list(_costs())
+            "What one request costs",
+            ["process", "Python calls", "system calls", "turns of the loop", "context switches", "CPU µs"],
+            list(_costs()),
         )
     )
     _draw(measured.run.picture(PICTURE), measured)
 
 
 class Used(NamedTuple):
-    """What a process has used: CPU seconds, and how often it has waited."""
+    """What a process has used: CPU seconds, and how often its threads have waited."""
 
     seconds: float
     switches: int
@@ -91,37 +95,42 @@ class Used(NamedTuple):
 
 def _used(process: psutil.Process) -> Used:
     used = process.cpu_times()
-    return Used(used.user + used.system, process.num_ctx_switches().voluntary)
+    threads = Path(f"/proc/{process.pid}/task").glob("*/status")
+    waits = [re.search(r"^voluntary_ctxt_switches:\s*(\d+)", each.read_text(), re.M) for each in threads]
+    return Used(used.user + used.system, sum(int(each[1]) for each in waits if each))
+
+
+Send = Callable[[Server, int], None]  # sends requests over one connection, each after the response to the one before
 
 
 def _costs() -> Iterator[list[str]]:
     """Yield a row for the server and one for its worker: what one request costs that nobody waits beside."""
+    port = str(free_port())
+    yield from _costs_of("HTTP", command_of(WEIR)[0], "/infer/square", b"3", _send)
+    call = kserve.command(kserve.WEIR, port)
+    yield from _costs_of("gRPC", call, kserve.SIMPLE, kserve.simple_body(), partial(_call, port))
+
+
+def _costs_of(name: str, command: Sequence[str], path: str, body: bytes, send: Send) -> Iterator[list[str]]:
     with ExitStack() as stack:
         counted = folder(stack)
-        server, worker = stack.enter_context(_counted(counted))
+        variables = [f"COUNTED={counted}", f"PYTHONPATH={os.pathsep.join(map(str, (COUNTING, ROOT / 'src', ROOT)))}"]
+        server = stack.enter_context(serving(name, ["env", *variables, *command], path=path, body=body, expected=None))
+        send(server, REQUESTS)
+        worker = max(server.front.children(recursive=True), key=lambda process: sum(process.cpu_times()[:2]))
         parts = {"server": server.front, "worker": worker}
-        before = {name: _used(process) for name, process in parts.items()}
-        _send(server, TIMED)
-        after = {name: _used(process) for name, process in parts.items()}
-        calls = _python_calls(server, parts, counted)
-        for name, process in parts.items():
-            seconds = (after[name].seconds - before[name].seconds) / TIMED
-            switches = (after[name].switches - before[name].switches) / TIMED
-            yield [name, short(calls[name]), _system_calls(server, process), short(switches), short(1e6 * seconds)]
-
-
-@contextmanager
-def _counted(folder: Path) -> Iterator[tuple[Server, psutil.Process]]:
-    variables = [f"COUNTED={folder}", f"PYTHONPATH={os.pathsep.join(map(str, (COUNTING, ROOT / 'src', ROOT)))}"]
-    command = ["env", *variables, *command_of(WEIR)[0]]
-    with serving(WEIR, command, path="/infer/square", body=b"3", expected=b"9") as server:
-        _send(server, REQUESTS)
-        busiest = max(server.front.children(recursive=True), key=lambda process: sum(process.cpu_times()[:2]))
-        yield server, busiest
+        before = {part: _used(process) for part, process in parts.items()}
+        send(server, TIMED)
+        after = {part: _used(process) for part, process in parts.items()}
+        calls = _python_calls(lambda: send(server, REQUESTS), parts, counted)
+        for part, process in parts.items():
+            seconds = (after[part].seconds - before[part].seconds) / TIMED
+            switches = (after[part].switches - before[part].switches) / TIMED
+            of_system = _system_calls(lambda: send(server, REQUESTS), process)
+            yield [f"{name}, {part}", short(calls[part]), *of_system, short(switches), short(1e6 * seconds)]
 
 
 def _send(server: Server, requests: int) -> None:
-    """Send requests over one connection, each after the response of the one before."""
     request = b"POST /infer/square HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n3"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,30 +140,38 @@ def _send(server: Server, requests: int) -> None:
                 raise RuntimeError(f"{server.name} gave a wrong response")
 
 
-def _python_calls(server: Server, parts: Mapping[str, psutil.Process], folder: Path) -> dict[str, float]:
+def _call(port: str, server: Server, requests: int) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(kserve.METHOD, request_serializer=None, response_deserializer=None)
+        body = kserve.request_body()
+        for _ in range(requests):
+            call(body, timeout=10)
+
+
+def _python_calls(send: Callable[[], None], parts: Mapping[str, psutil.Process], folder: Path) -> dict[str, float]:
     for process in parts.values():
         process.send_signal(SIGNAL)
     time.sleep(0.3)  # a process that waits for work runs its handler now; nothing says when it has
-    _send(server, REQUESTS)
+    send()
     for process in parts.values():
         process.send_signal(SIGNAL)
     time.sleep(0.3)
     return {name: int((folder / str(process.pid)).read_text()) / REQUESTS for name, process in parts.items()}
 
 
-def _system_calls(server: Server, process: psutil.Process) -> str:
+def _system_calls(send: Callable[[], None], process: psutil.Process) -> list[str]:
+    """Return how many system calls a request takes, and how many of them are turns of the event loop; nothing without strace."""
     if shutil.which("strace") is None:
-        return ""
+        return ["", ""]
     command = ["strace", "-c", "-f", "-p", str(process.pid)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
         time.sleep(1.0)  # strace says that it is attached before it has seen every thread
-        _send(server, REQUESTS)
+        send()
         strace.send_signal(signal.SIGINT)
         _, words = strace.communicate()
-    total = re.search(r"^100\.00\s.*?(\d+)\s+(?:\d+\s+)?total$", words, re.M)
-    if total is None:
-        return ""
-    return short(int(total[1]) / REQUESTS)
+    rows = re.findall(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) +(?:\d+ +)?(\w+)$", words, re.M)
+    found = {name: int(calls) for calls, name in rows if name != "total"}
+    return [short(calls / REQUESTS) for calls in (sum(found.values()), found.get("epoll_pwait", 0))]
 
 
 def _draw(path: Path, measured: Measurements) -> None:

@@ -73,10 +73,11 @@ def servers(names: Sequence[str], ports: dict[str, int]) -> Iterator[AbstractCon
     """Yield the servers of these names, to be entered. The gRPC port of each is put into `ports`."""
     for name in names:
         port = ports[name] = free_port()
-        yield serving(name, _command(name, str(port)), path=SIMPLE, body=simple_body(), expected=None)
+        yield serving(name, command(name, str(port)), path=SIMPLE, body=simple_body(), expected=None)
 
 
-def _command(name: str, grpc_port: str) -> list[str]:
+def command(name: str, grpc_port: str) -> list[str]:
+    """Return the command that starts the server of this name."""
     if name == WEIR:
         flags = ("--grpc-port", grpc_port, "--max-batch-size", "64")
         return weir_command("benchmarks.models:Simple", "benchmarks.models:Mean", *flags)
@@ -223,9 +224,9 @@ def _conclude_grpc(result: Result, measured: Measurements) -> None:
     result.values |= measured.values()
     one, most = GRPC_CONNECTIONS
     result.at_least(f"{most} connections: at least 2 times MLServer", measured.times(WEIR, MLSERVER, most), 2)
-    for connections, text in ((one, "1 connection"), (most, f"{most} connections")):
+    for connections, wished in ((one, 1.3), (most, 1.0)):
         beside = measured.times(WEIR, TRITON, connections)
-        result.goal(f"{text}: more calls than Triton", f"{beside:.2f} times", beside > 1)
+        result.at_least(f"{connections} connections: at least {wished:g} times Triton", beside, wished)
     result.notes.append(
         "The load comes from h2load with one thread. CPU is user and system time of all processes per call."
     )

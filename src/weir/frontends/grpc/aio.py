@@ -34,17 +34,12 @@ class AioCall(IncomingCall):
 
     def __init__(self, context: Any, account: "Account", patience: float) -> None:
         self._context = context
-        self._patience = patience
+        self.patience = patience
         self.account = account
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
         self.deadline = time.time() + (_LONGEST if left is None else left)
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def patience(self) -> float:
-        """See IncomingCall."""
-        return self._patience
 
     @property
     def peer(self) -> str:
@@ -87,7 +82,7 @@ class AioCall(IncomingCall):
         return message if isinstance(message, bytes) else None  # grpc.aio.EOF
 
 
-class AioCore:
+class AioCore(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the class takes no type argument at run time
     """A gRPC server on grpc.aio, with the interface of core.Core."""
 
     def __init__(
@@ -111,7 +106,7 @@ class AioCore:
         if has_clients:
             account.counters.append(lambda: self._calls)
         self._server = grpc.aio.server(options=list(options), maximum_concurrent_rpcs=account.max_connections)
-        self._server.add_generic_rpc_handlers((_Methods(self),))
+        self._server.add_generic_rpc_handlers((self,))
 
     def listen(self, address: str, credentials: Any) -> int:
         """Listen at `address`. Return the port, or 0 if the address is in use or invalid. `credentials` None: without TLS."""
@@ -133,8 +128,9 @@ class AioCore:
         """Accept no more calls. Return when the calls in flight have ended; after `grace` seconds they are cancelled."""
         await self._server.stop(grace)
 
-    def handler(self, path: str) -> Any:
-        """Return grpc.aio's handler of calls to `path`, or None."""
+    def service(self, details: Any) -> Any:
+        """grpc.aio: return the handler of a call, or None."""
+        path = details.method
         found = self._handlers.get(path)
         if found is None:
             return None
@@ -175,18 +171,9 @@ class AioCore:
             handler.begin(call, body)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the class takes no type argument at run time
-    def __init__(self, core: AioCore) -> None:
-        self._core = core
-
-    def service(self, details: Any) -> Any:
-        """grpc.aio: return the handler of a call."""
-        return self._core.handler(details.method)
-
-
 _SECRET, _PEER = "weir-relay-secret", "weir-relay-peer"
 _OWN = ("grpc-", ":")  # names that gRPC sets itself begin with these
-_OF_CHANNEL = frozenset(("user-agent", "te", "content-type"))
+_NOT_PASSED = frozenset(("user-agent", "te", "content-type", _SECRET, _PEER))
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -236,9 +223,8 @@ class Relay:
             onward.cancel()
 
     def _metadata(self, call: IncomingCall) -> list[tuple[str, Any]]:
-        own = [(_SECRET, self._secret), (_PEER, call.peer)]
-        kept = [pair for pair in call.metadata if not pair[0].startswith(_OWN) and pair[0] not in _OF_CHANNEL]
-        return [*(pair for pair in kept if pair[0] not in (_SECRET, _PEER)), *own]
+        kept = [pair for pair in call.metadata if not pair[0].startswith(_OWN) and pair[0] not in _NOT_PASSED]
+        return [*kept, (_SECRET, self._secret), (_PEER, call.peer)]
 
 
 async def _send(call: IncomingCall, onward: Any, body: bytes | None) -> None:

@@ -72,7 +72,7 @@ class Left(Exception):
 class IncomingCall:
     """A call as its handler sees it. It belongs to one event loop.
 
-    `metadata` are pairs of name and value. `caller` says whose API key it has. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
+    The client may take `patience` seconds to read a message. `metadata` are pairs of name and value. `caller` says whose API key it has. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
     `ended` is called, with an event, when the core has finished the call.
     """
 
@@ -90,20 +90,16 @@ class IncomingCall:
         self._events = events
         self.account = account
         self._unsent = unsent
+        self.patience = unsent.patience
         self._raw = event.call
         self._head: tuple[Any, ...] = (cygrpc.SendInitialMetadataOperation((), 0),)  # until it is sent
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
         self.deadline: float = event.call_details.deadline
 
     @property
-    def patience(self) -> float:
-        """The seconds that the client may take to read a message."""
-        return self._unsent.patience
-
-    @property
     def peer(self) -> str:
         """The caller's address, as gRPC writes it: `ipv4:127.0.0.1:5000`."""
-        return self.forwarded or ("" if self._raw is None else _text(self._raw.peer()))
+        return self.forwarded or ("" if self._raw is None else self._raw.peer().decode("latin-1"))
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None if there is none."""
@@ -247,10 +243,6 @@ def _success(event: Any) -> bool:
 
 def _nothing(event: Any) -> None:
     """Ignore that a status has been sent."""
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 FRONTEND = "grpc"

@@ -267,7 +267,7 @@ _LEAST_MESSAGES = 16
 class Completions:
     """The events of one completion queue of the core. An event's tag is the function to call with it.
 
-    While the loop expects events and finds none, a thread waits for the next one. `lost` is called for an event that could not be read. `last` is the tag
+    While the loop expects events and finds none, a thread waits for the next one. `lost` is called for an event that could not be read, which may have been a new call. `last` is the tag
     of the event that also matters when the loop is closed. `ended` is done when the queue has no more events. It belongs to one event loop.
     """
 
@@ -302,11 +302,10 @@ class Completions:
         self.expect()
 
     def close(self) -> None:
-        """End the queue after the events that are expected. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.queue.shutdown()
-            self.expect()
+        """End the queue after the events that are expected."""
+        self._closed = True
+        self.queue.shutdown()
+        self.expect()
 
     # The thread that has the queue while there are no events.
 
@@ -372,8 +371,7 @@ class Completions:
         self._expected -= 1
         if event.completion_type == _SHUTDOWN:
             self._over = True
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self.ended.set_result(None)
             return
         try:
             event.tag(event)
@@ -411,7 +409,7 @@ class Core:
         self._connected = Connected(lambda: self._intake.connections)
         if has_clients:
             account.counters.append(self._connected)
-        self._arrivals, self._operations = self._queues = [Completions(self._shut, self._lose) for _ in range(2)]
+        self._arrivals, self._operations = self._queues = [Completions(self._shut, self._request) for _ in range(2)]
         self._server = cygrpc.Server(tuple(options), False)
         self._connected.begin()
         self._server.register_completion_queue(self._arrivals.queue)
@@ -424,10 +422,9 @@ class Core:
 
     def listen(self, address: str, credentials: Any) -> int:
         """Listen at `address`. Return the port, or 0 if the address is in use or invalid. `credentials` None: without TLS."""
+        secured = () if credentials is None else (credentials._credentials,)
         try:
-            if credentials is None:
-                return int(self._server.add_http2_port(address.encode()))
-            return int(self._server.add_http2_port(address.encode(), credentials._credentials))
+            return int(self._server.add_http2_port(address.encode(), *secured))
         except RuntimeError:
             return 0
 
@@ -460,13 +457,10 @@ class Core:
         self._server.destroy()
 
     def _request(self) -> None:
-        self._server.request_call(self._operations.queue, self._arrivals.queue, self._arrived)
-        self._arrivals.expect()
-
-    def _lose(self) -> None:
-        """Request a call in place of the one that was perhaps lost."""
+        """Accept one more call, unless the server ends. A call that came just before the end is handled as others in flight are."""
         if not self._ending:
-            self._request()
+            self._server.request_call(self._operations.queue, self._arrivals.queue, self._arrived)
+            self._arrivals.expect()
 
     def _shut(self, event: Any) -> None:
         """Shut the queues down: all calls have ended."""
@@ -476,8 +470,7 @@ class Core:
     def _arrived(self, event: Any) -> None:
         if not event.success:
             return
-        if not self._ending:  # a call that came just before the end is handled as others in flight are
-            self._request()
+        self._request()
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")

@@ -212,18 +212,15 @@ class MessageLayouts:
         if len(body) > LONGEST or request.id or request.parameters or request.without_batch or not _is_plain(request):
             return
         raw = raw_at_end(body, len(request.inputs))
-        if raw is not None:
-            head = body[: raw[0][0]]
-            self._known.offer(head, MessageLayout(body, request, service, entry, raw))
-            self._remember(len(body), len(head))
-
-    def _remember(self, length: int, head: int) -> None:
-        heads = self._lengths.get(length, ())
-        if head in heads:
+        if raw is None:
+            return
+        length, heads = raw[0][0], self._lengths.get(len(body), ())
+        self._known.offer(body[:length], MessageLayout(body, request, service, entry, raw))
+        if length in heads:
             return
         if len(self._lengths) >= _MOST_LENGTHS:
             self._lengths.clear()
-        self._lengths[length] = (head, *heads)[:_MOST_HEADS]
+        self._lengths[len(body)] = (length, *heads)[:_MOST_HEADS]
 
 
 def _is_plain(request: InferenceRequest) -> bool:
@@ -387,7 +384,7 @@ class OneStream:
                 continue
             if body is None:
                 return
-            self.hold(len(body))
+            self._held += len(body)
             request = StreamRequest(self, body)
             del body  # only the request refers to it now, and frees it early
             self._requests.add(request)
@@ -410,12 +407,8 @@ class OneStream:
         if request in self._requests:
             self._requests.discard(request)
             self.call.release(request.received_bytes)
-            self.hold(-request.received_bytes)
+            self._held -= request.received_bytes
             self._changed.set()
-
-    def hold(self, size_bytes: int) -> None:
-        """Count bytes of the requests under way."""
-        self._held += size_bytes
 
     def fail(self, error: Exception, model: str, request_id: str) -> None:
         """Write the message that reports the error of a request."""
@@ -429,11 +422,11 @@ class OneStream:
         """Write a response when those before it are written. Return its size. Raises Left, and what Account.take raises."""
         size = len(message)
         self.call.charge(size)
-        self.hold(size)
+        self._held += size
         try:
             return await self._write(message)
         finally:
-            self.hold(-size)
+            self._held -= size
             self.call.release(size)
 
     @property
