@@ -1,4 +1,5 @@
-"""A request that few wait beside: one to 64 connections, each of which waits for its response; and what one request costs Weir.
+"""A request that few wait beside: one to 64 connections, each of which waits for its response; what one request costs Weir; and whether its rate depends on
+the start.
 
 A number squared as JSON, and two small tensors of the Open Inference Protocol as JSON. All servers but the one that is measured are stopped meanwhile.
 What a request costs is counted in a server of its own: Python calls by sys.setprofile (counting/), system calls by strace where that is installed.
@@ -16,12 +17,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 import grpc
 import psutil
 
 from benchmarks.counting.sitecustomize import SIGNAL
-from benchmarks.harness.result import Result, Table, short
+from benchmarks.harness.result import Result, Table, count, short, spread
 from benchmarks.harness.rounds import (
     LATENCIES,
     Measurements,
@@ -42,6 +44,8 @@ SQUARES = (WEIR, SINGLE, MOSEC, LITSERVE, NOTHING)
 TENSORS = (WEIR_KSERVE, kserve.TRITON, kserve.MLSERVER)
 CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
 PICTURE = ROOT / "docs" / "pictures" / "alone.png"
+FEW = (4, 8, 16)  # connections, at which servers once had one of two rates by chance of their start
+STARTS = 10
 REQUESTS = 1000  # that are counted
 TIMED = 20 * REQUESTS  # whose CPU time is taken: clocks tick every 10 ms
 COUNTING = Path(__file__).parents[1] / "counting"
@@ -83,6 +87,11 @@ def _conclude(result: Result, measured: Measurements) -> None:
             list(_costs()),
         )
     )
+    starts = Table(f"{STARTS} starts", ["connections", "requests/s", "rows a batch"], [])
+    for connections, rates, sizes in _starts():
+        starts.rows.append([str(connections), spread(rates, count), spread(sizes, short)])
+        result.at_least(f"{connections} connections: the slowest start, of the fastest", min(rates) / max(rates), 0.8)
+    result.tables.append(starts)
     _draw(measured.run.picture(PICTURE), measured)
 
 
@@ -98,6 +107,31 @@ def _used(process: psutil.Process) -> Used:
     threads = Path(f"/proc/{process.pid}/task").glob("*/status")
     waits = [re.search(r"^voluntary_ctxt_switches:\s*(\d+)", each.read_text(), re.M) for each in threads]
     return Used(used.user + used.system, sum(int(each[1]) for each in waits if each))
+
+
+def _starts() -> Iterator[tuple[int, list[float], list[float]]]:
+    """Yield, for some numbers of connections, the requests per second and the rows of a batch after each of several starts."""
+    found: dict[int, list[tuple[float, float]]] = {connections: [] for connections in FEW}
+    for _ in range(STARTS):
+        with serving(WEIR, command_of(WEIR)[0], path="/infer/square", body=b"3", expected=b"9") as server:
+            for connections, of_starts in found.items():
+                before = _batched(server)
+                done = load(server.url, connections, 1.0)
+                rows, batches = (after - early for after, early in zip(_batched(server), before, strict=True))
+                of_starts.append((done.rate, rows / batches))
+    for connections, of_starts in found.items():
+        rates, sizes = zip(*of_starts, strict=True)
+        yield connections, list(rates), list(sizes)
+
+
+def _batched(server: Server) -> tuple[float, float]:
+    """Return how many rows the server has computed, and in how many batches."""
+    with urlopen(f"http://127.0.0.1:{server.port}/metrics") as response:
+        text = response.read().decode()
+    rows, batches = (re.search(rf"^weir_batch_size_{each}\S* (\S+)", text, re.M) for each in ("sum", "count"))
+    assert rows is not None
+    assert batches is not None
+    return float(rows[1]), float(batches[1])
 
 
 Send = Callable[[Server, int], None]  # sends requests over one connection, each after the response to the one before
