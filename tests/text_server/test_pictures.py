@@ -181,6 +181,10 @@ def test_pictures_are_fetched_from_the_hosts_that_are_allowed(
     part = {"image": f"http://{site}/a.png"}
     found = client.post("/v1/embeddings", json={"input": [TEXT, part, part]}).json()
     np.testing.assert_allclose(_openai(found), vectors["clip"][[2, 0, 0]], atol=1e-5)
+    items = [part, {"image": f"http://{site}/b.png"}, TEXT, part]
+    first, wrong, text, last = client.post("/infer/clip/batch", json=items).json()
+    np.testing.assert_allclose([each["output"] for each in (first, text, last)], vectors["clip"][[0, 2, 0]], atol=1e-5)
+    assert wrong["code"] == 400 and "status 404" in wrong["error"]["message"]
     for url, rule in ((f"http://{site}/b.png", "status 404"), ("http://example.com/a.png", "is not allowed")):
         wrong = client.post("/v1/embeddings", json={"input": [TEXT, {"image": url}]})
         assert wrong.status_code == 400
@@ -356,6 +360,8 @@ def test_fronts_leave_pictures_to_the_dispatcher_and_fetch_nothing(folder: Path,
             for body in ([{"image": URL}, TEXT], [TEXT, {"image": LARGE_URL}]):
                 found = _openai(fronts.post("/v1/embeddings", json={"input": body}).json())
                 np.testing.assert_allclose(found[body.index(TEXT)], vectors["clip"][2], atol=1e-5)
+            item = fronts.post("/infer/clip", json={"image": URL}).json()
+            np.testing.assert_allclose(item, vectors["clip"][0], atol=1e-5)
             wrong = fronts.post("/v1/embeddings", json={"input": {"image": "https://example.com/a.png"}})
     assert "no URL is fetched here" in json.loads(wrong.content)["error"]["message"]
 
