@@ -6,19 +6,23 @@ Each server is started anew in each round, alone on the machine. A peer that doe
 import base64
 import io
 import json
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness.result import FOLDER, Part, Result, Run, mebibytes, milliseconds, rotated, spread
+from benchmarks.harness.result import FOLDER, Part, Result, Run, count, milliseconds, rotated, short, spread
 from benchmarks.harness.rounds import Measurements, with_usage
 from benchmarks.harness.servers import Server, ask, load, python_of, script
 from benchmarks.harness.texts import CORES, INT8, WEIR, bounded, infinity, serving_texts, weir_texts
+from weir.images import ImageLimits
+from weir.images.preparation import read_preparation
 
 Start = Callable[[], AbstractContextManager[Server]]
 
@@ -31,6 +35,7 @@ NOT_SET_UP = {
 CLIENTS = (1, 16, 64)
 CHECKPOINT = "clip-vit-base-patch32-random"
 WARM_UP_SECONDS = 2.0
+DECODINGS = 3  # of each image, of which the quickest counts
 SECONDS_A_CLIENT = 0.2  # of load at least: with 64 clients the slowest answers each of them only every ten seconds
 
 # Sizes of pictures as they stand on pages, and bytes of their files.
@@ -128,24 +133,40 @@ def measure(run: Run) -> Result:
     return _result(measured, [name for name in SERVERS if name not in missing], missing, images)
 
 
+def decoding(directory: Path, images: Sequence[bytes]) -> list[float]:
+    """Return the processor seconds that a worker of ours takes to decode, resize and normalize each image, at best."""
+    preparation, limits = read_preparation(directory), ImageLimits()
+    assert preparation is not None  # the checkpoint states it
+    found = []
+    for image in images:
+        times = []
+        for _ in range(DECODINGS):
+            began = time.thread_time()
+            preparation.prepare(image, limits)
+            times.append(time.thread_time() - began)
+        found.append(min(times))
+    return found
+
+
 def _result(measured: Measurements, names: Sequence[str], missing: dict[str, str], images: Sequence[bytes]) -> Result:
     result = Result(["clients", "server", "images/s", "p50 ms", "CPU ms an image", "MiB, PSS"])
     for clients in CLIENTS:
         for name in names:
             rates = spread(measured.of(name, clients), "{:.1f}".format)
             cpu, memory = (measured.middle(name, clients, figure) for figure in ("all", "memory"))
-            p50 = milliseconds(measured.middle(name, clients, "p50"))
-            result.rows.append([str(clients), name, rates, p50, milliseconds(cpu), mebibytes(memory)])
+            p50 = short(measured.middle(name, clients, "p50") * 1e3)
+            result.rows.append([str(clients), name, rates, p50, milliseconds(cpu), count(memory / 2**20)])
     result.values |= measured.values()
     peers = [name for name in names if name not in (WEIR, INT8)]
     for clients, least in zip(CLIENTS, (1, 2, 2), strict=True) if peers and WEIR in names else ():
         best = max(peers, key=lambda name: measured.middle(name, clients))
         result.values[f"times best {clients}"] = times = measured.times(WEIR, best, clients)
         result.at_least(f"{clients} clients: at least {least} times {best}, the best peer", times, least)
-    sizes = sorted(map(len, images))
+    sizes, decoded = sorted(map(len, images)), decoding(checkpoint(), images)
     result.notes.append(
         f"{len(images)} JPEGs of {sizes[0] // 1000} to {sizes[-1] // 1000} KB, 0.5 to 2 megapixels, one a request as base64 in JSON; a random CLIP of ViT-B/32's sizes. "
-        f"Each server has {CORES} cores and starts anew in each round."
+        f"Each server has {CORES} cores and starts anew in each round. To decode and resize an image takes Weir {milliseconds(min(decoded))} to {milliseconds(max(decoded))} ms of a core, "
+        f"{milliseconds(fmean(decoded))} on average; the rest is mostly the network."
     )
     result.notes += [f"{name}: *not measured: {reason}*" for name, reason in missing.items()]
     return result
@@ -154,7 +175,7 @@ def _result(measured: Measurements, names: Sequence[str], missing: dict[str, str
 PART = Part(
     "images",
     "Vectors of images",
-    "CLIP on two cores over HTTP. The network takes most of the time, and that of fp32 is bound by what the cores multiply; int8 halves it.",
+    "CLIP (ViT-B/32) on all cores over HTTP. In fp32 all servers multiply the same matrices about as fast as the cores can; int8 halves that.",
     lambda rounds: rounds * len(CLIENTS) * len(SERVERS),
     measure,
 )
