@@ -1,7 +1,7 @@
 """Runs the simulated server: `python -m tests.simulated [--seconds 60] [--jobs 2] [--first SEED]`.
 
 Each seed is a server, its clients and what befalls them. A seed that breaks a promise is made as small as it can be, and the command that replays
-it is printed; the exit code is 1 then. `--seed SEED` runs one seed; `--mutant NAME` with a fault that is planted (see mutants.py).
+it is printed and kept in seeds/; the exit code is 1 then. `--seed SEED` runs one seed; `--mutant NAME` with a fault that is planted (see mutants.py).
 """
 
 import argparse
@@ -58,7 +58,7 @@ def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
 def search(first: int, step: int, seconds: float, mutant: str | None = None) -> int:
     """Run every `step`-th seed from `first` on, until one fails or the time is over; return the exit code."""
     from tests.simulated.plans import draw_plan
-    from tests.simulated.shrinking import command, shrunk
+    from tests.simulated.shrinking import command, keep, shrunk
     from tests.simulated.world import simulate
 
     began, seed, requests, hours, quiet = time.process_time(), first, 0, 0.0, 0.0
@@ -76,6 +76,8 @@ def search(first: int, step: int, seconds: float, mutant: str | None = None) -> 
             print(f"seed {seed}: {result.fault}", flush=True)
             smallest = shrunk(result.plan) if mutant is None else result
             print(f"the smallest plan that fails: {smallest.fault}\n{command(smallest.plan, mutant)}", flush=True)
+            if mutant is None:
+                keep(smallest)
             return 1
         seed += step
     said = f"{(seed - first) // step} seeds from {first}: {requests} requests, {hours:.1f} simulated hours"

@@ -2,15 +2,18 @@
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.simulated.plans import Plan
 from tests.simulated.world import Result, simulate
 
 T = TypeVar("T")
+SEEDS = Path(__file__).parent / "seeds"
 _LONGEST = 60.0  # seconds
 _WHEN, _VARIES = (
     re.compile(r"^at \S+ s: "),
@@ -24,9 +27,22 @@ def narrowed(plan: Plan, kept: dict[str, Any]) -> Plan:
     return replace(plan, clients=kept["clients"], faults=faults, kept_faults=kept["faults"], turns=kept["turns"])
 
 
+def kept_of(plan: Plan) -> dict[str, Any]:
+    """Return what is left of `plan`, as `narrowed` takes it."""
+    return {"clients": plan.clients, "faults": plan.kept_faults, "turns": plan.turns}
+
+
+def keep(failed: Result) -> None:
+    """Write a file of the folder SEEDS: the tests run it from now on."""
+    command = ("git", "rev-parse", "HEAD")
+    commit = subprocess.run(command, cwd=SEEDS, capture_output=True, text=True, check=False).stdout.strip()
+    found = {"seed": failed.plan.seed, "kept": kept_of(failed.plan), "fault": failed.fault, "commit": commit}
+    (SEEDS / f"{failed.plan.seed}.json").write_text(f"{json.dumps(found, indent=1)}\n")
+
+
 def command(plan: Plan, mutant: str | None = None) -> str:
     """Return the command that replays `plan`."""
-    kept = json.dumps({"clients": plan.clients, "faults": plan.kept_faults, "turns": plan.turns})
+    kept = json.dumps(kept_of(plan))
     planted = f" --mutant {mutant}" if mutant else ""
     return f".venv/bin/python -m tests.simulated{planted} --seed {plan.seed} --kept '{kept}'"
 
@@ -40,7 +56,7 @@ def shrunk(plan: Plan) -> Result:
     """Return the result of the smallest plan that was found to break the same promise: another fault must not take its place."""
     until = time.monotonic() + _LONGEST
     plan = replace(plan, kept_faults=list(range(len(plan.faults))))
-    kept: dict[str, Any] = {"clients": plan.clients, "faults": plan.kept_faults, "turns": plan.turns}
+    kept = kept_of(plan)
     best = simulate(plan)
     promise = promise_of(best.fault)
 

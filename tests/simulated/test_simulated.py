@@ -17,7 +17,7 @@ from tests.simulated.__main__ import replay
 from tests.simulated.disk import SimulatedDisk
 from tests.simulated.jobs import JobWorld, simulate_jobs
 from tests.simulated.plans import Plan, draw_plan
-from tests.simulated.shrinking import command, shrunk
+from tests.simulated.shrinking import SEEDS, command, keep, narrowed, shrunk
 from tests.simulated.themes import PLAIN
 from tests.simulated.world import Result, simulate
 
@@ -37,11 +37,18 @@ def test_a_server_keeps_its_promises_in_virtual_time(first: int) -> None:
 
 
 def test_seeds_that_have_failed_pass() -> None:
-    """What a night has found stays in the tree; see seeds.txt."""
-    for line in Path(__file__).with_name("seeds.txt").read_text().splitlines():
-        seed, _, rest = line.partition("#")[0].strip().partition(" ")
-        if seed:
-            assert replay(int(seed), json.loads(rest) if rest else None, None) == 0, line
+    """What a night has found stays in the tree."""
+    for path in SEEDS.glob("*.json"):
+        found = json.loads(path.read_text())
+        assert replay(found["seed"], found["kept"], None) == 0, found
+
+
+def test_a_seed_that_fails_becomes_a_file_of_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulated.shrinking.SEEDS", tmp_path)
+    plan = narrowed(draw_plan(3), {"clients": [1], "faults": [], "turns": 2})
+    keep(replace(simulate(plan), fault="none"))
+    (found,) = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert (found["seed"], found["kept"]["turns"], found["fault"]) == (3, 2, "none")
 
 
 # By whom: seeds that suit, and some of the ends that their requests have.
