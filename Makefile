@@ -79,7 +79,8 @@ SAY = @echo "Installing into $(@D) what make $(patsubst .%,%,$(@F)) needs ..."
 PROTOS := src/weir/wire/protos
 # Root installs it as it is, others by sudo where that asks for no password; where neither can be, the target says so.
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
-CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
+apt_install = { $(APT) update && $(APT) install --yes --no-install-recommends $(1); } >/dev/null 2>&1
+KEYRING := /usr/share/keyrings/debian-archive-keyring.gpg
 
 .PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-torch test-sklearn test-ray lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
@@ -101,7 +102,7 @@ nightly: $(VENV)/.test $(VENV)/.fuzz $(VENV)/.bench
 	.ci/nightly $(PARTS)
 
 test-browser: $(VENV)/.browser
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(call apt_install,chromium chromium-driver) || \
 		{ echo "make test-browser needs chromium and chromedriver: apt-get install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
@@ -146,10 +147,12 @@ docs: $(VENV)/.test .venvs/docs/.site
 	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
 
 image: $(VENV)/.image
+	@test -e $(KEYRING) && command -v apt-get dpkg-deb >/dev/null || $(call apt_install,debian-archive-keyring dpkg) || \
+		{ echo "make image needs apt-get, dpkg-deb and $(KEYRING): apt-get install debian-archive-keyring"; exit 1; }
 	$(BIN)/python -m deploy.image $(VARIANTS) $(if $(WITH),--with $(WITH)) $(if $(MODELS),--models $(MODELS))
 
 test-image: image $(VENV)/.test
-	@command -v bwrap >/dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends bubblewrap; } >/dev/null 2>&1 || \
+	@command -v bwrap >/dev/null || $(call apt_install,bubblewrap) || \
 		{ echo "make test-image needs bwrap: apt-get install bubblewrap"; exit 1; }
 	$(BIN)/python -m pytest -m image tests/deploy $(ARGS)
 

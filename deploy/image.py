@@ -76,7 +76,12 @@ class Variant(NamedTuple):
 VARIANTS = {
     "core": Variant("", ["weir", "serve"]),
     "embed": Variant("[embed]", ["weir", "embed", "serve"], (5555, 5556), {"WEIR_ZMQ_PORT": "5555"}),
-    "gpu": Variant("[embed,gpu,images,torch,transformers]", ["weir", "serve"]),
+    # By these variables the runtime of NVIDIA puts the driver into the container.
+    "gpu": Variant(
+        "[embed,gpu,images,torch,transformers]",
+        ["weir", "serve"],
+        variables={"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
+    ),
 }
 VARIABLES = {
     "PATH": f"/{HOME}/bin:/usr/bin", "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": "/home/weir/.cache", "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
