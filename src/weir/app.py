@@ -121,7 +121,7 @@ class App:
         self._product = product
         self._logger = get_logger("weir")
         record = settings.telemetry.record
-        recorded = recorders(record, [model.name for model in settings.models]) if record is not None else []
+        recorded = recorders(record, [model.label for model in settings.models]) if record is not None else []
         metrics = Metrics() if settings.telemetry.metrics else None
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name, metrics)
         self._exporters = [] if metrics is None else open_metric_exporters()

@@ -172,6 +172,7 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
 def test_both_towers_are_in_the_workers_with_a_profile_and_a_policy_each(directory: Path) -> None:
     settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(directory / "cache")}
     settings |= {"policy": "auto:seconds=1", "max_batch_size": 4, "run_tokens": 20, "workers": 2}
+    settings["record"] = str(directory / "arrivals.jsonl")
     picture = directory / "a.bmp"
     drawn(400, 300, 1).save(picture)
     image = {"image": base64.b64encode(picture.read_bytes()).decode()}
@@ -205,6 +206,8 @@ def test_both_towers_are_in_the_workers_with_a_profile_and_a_policy_each(directo
         assert http.post("/v1/embeddings", json={"input": [image]}).status_code == 503
         http.post("/v2/repository/models/clip/load").raise_for_status()
         found.append(call(0))
+    recorded = [directory / f"arrivals.{label}.jsonl" for label in ("clip", "clip--images")]
+    assert all(len(each.read_text().splitlines()) >= 30 for each in recorded)
     for kind in ("text", "image"):
         vectors = [each[kind] for each in found if kind in each]
         np.testing.assert_allclose(vectors, [vectors[0]] * len(vectors), atol=1e-5)
