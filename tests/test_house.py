@@ -111,7 +111,6 @@ def test_layouts_by_hand_become_fewer() -> None:
 FLAGS = "each parameter is a flag of the command"
 KEYWORDS = "each parameter is a keyword that users write"
 OTHERS = "the signature is that of another program, whose callers come unchanged"
-HOT = "it is made or called for each batch or request: one more object would cost time"
 MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
@@ -121,7 +120,6 @@ LONG_SIGNATURES = {
     "weir.commands.bench.bench": FLAGS,
     "weir.commands.embed.benchmark": FLAGS,
     "weir.commands.solve.solve": FLAGS,
-    "weir.messages.Dispatch.__init__": HOT,
     "weir.serving.service.Service.__init__": KEYWORDS,
     "weir.simulation.banks.solve": KEYWORDS,
     "weir.simulation.device.compare_orders": KEYWORDS,

@@ -8,6 +8,7 @@ A request is identified in a trace by what its caller says, as headers that are 
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from math import inf
 from typing import Annotated, Any, NamedTuple, Protocol, TypedDict, cast
@@ -205,6 +206,7 @@ class DispatchRecord(TypedDict):
     bulk: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Dispatch:
     """A decision to run some requests now, and its explanation.
 
@@ -234,41 +236,31 @@ class Dispatch:
         woken_at: the instant at which a worker was ready after there had been none; None if there was always one.
     """
 
-    __slots__ = (
-        "_arrivals", "attempt", "at", "batch_id", "begun", "bulk", "cost", "due", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
-        "requests", "rows", "seconds", "shorter", "slices", "waiting", "wakeup", "woken_at", "worker",
-    )  # fmt: skip
-
-    def __init__(
-        self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
-        rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0, gives_way: bool = False, due: float = inf,
-    ) -> None:  # fmt: skip
-        self.batch_id = batch_id
-        self.worker = worker
-        self.requests = requests
-        self.slices = slices
-        self.rows = rows
-        self.cost = cost
-        self.reason = reason
-        self.waiting = waiting
-        self.oldest_age = oldest_age
-        self.limit = limit
-        self.wakeup = wakeup
-        self.at = at
-        self.attempt = attempt
-        self.plain = plain
-        self.padding = padding
-        self.bulk = bulk
-        self.gives_way = gives_way
-        self.due = due
-        self.seconds = 0.0
-        self.entries: list[tuple[Request, int, int]] | None = None
-        self.begun: set[int] | None = None
-        self.missed = False
-        self.shorter = False
-        self.woken_at: float | None = None
-        self._arrivals: list[float] | None = None
+    batch_id: int
+    worker: int
+    requests: list[Request]
+    slices: list[tuple[int, int] | None] | None
+    rows: int
+    cost: float
+    reason: Reason
+    waiting: int
+    oldest_age: float
+    limit: int | None
+    wakeup: Wakeup
+    at: float
+    attempt: int = 0
+    plain: bool = False
+    padding: float = 0.0
+    bulk: int = 0
+    gives_way: bool = False
+    due: float = inf
+    seconds: float = 0.0
+    entries: list[tuple[Request, int, int]] | None = None
+    begun: set[int] | None = None
+    missed: bool = False
+    shorter: bool = False
+    woken_at: float | None = None
+    _arrivals: list[float] | None = None
 
     @property
     def arrivals(self) -> list[float]:
@@ -299,6 +291,7 @@ def explained(record: tuple[Any, ...]) -> dict[str, Any]:
     return own | {"reason": own["reason"].name.lower(), "wakeup": own["wakeup"].name.lower()}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch:
     """A flat list of entries for a worker, which collate.py makes from a Dispatch.
 
@@ -308,36 +301,14 @@ class Batch:
     a batch that is not made of requests has none.
     """
 
-    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "others", "payloads", "requests", "share")
-
-    def __init__(
-        self,
-        batch_id: int,
-        payloads: list[Any],
-        content_types: str | list[str],
-        accepts: str | list[str],
-        attempt: int = 0,
-        share: int = 1,
-        others: int = 0,
-        requests: Sequence["Request"] = (),
-    ) -> None:
-        self.batch_id = batch_id
-        self.payloads = payloads
-        self.content_types = content_types
-        self.accepts = accepts
-        self.attempt = attempt
-        self.share = share
-        self.others = others
-        self.requests = requests
-
-    def replaced(self, **fields: Any) -> "Batch":
-        """Return a batch that is like this one but for these fields."""
-        other = Batch.__new__(Batch)
-        for name in Batch.__slots__:
-            setattr(other, name, fields.pop(name) if name in fields else getattr(self, name))
-        if fields:
-            raise TypeError(f"a Batch has no {', '.join(fields)}")
-        return other
+    batch_id: int
+    payloads: list[Any]
+    content_types: str | list[str]
+    accepts: str | list[str]
+    attempt: int = 0
+    share: int = 1
+    others: int = 0
+    requests: Sequence[Request] = ()
 
 
 class Timing(NamedTuple):
@@ -463,6 +434,7 @@ TRACE_FIELD_NAMES = {name.encode(): name for name in TRACE_FIELDS}  # by name as
 CURRENT_TRACE: "ContextVar[Trace | None]" = ContextVar("trace", default=None)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Trace:
     """The span of one request, from its arrival on. `parent_id` 0: the span is the first of its trace.
 
@@ -473,19 +445,14 @@ class Trace:
         state: what vendors have added to the trace (`tracestate`), as OpenTelemetry has it; None for nothing.
     """
 
-    __slots__ = ("batches", "dispatched", "has_span", "parent_id", "sampled", "span_id", "state", "trace_id")
-
-    def __init__(
-        self, trace_id: int, span_id: int, parent_id: int = 0, *, sampled: bool = True, state: Any = None
-    ) -> None:
-        self.trace_id = trace_id
-        self.span_id = span_id
-        self.parent_id = parent_id
-        self.sampled = sampled
-        self.state = state
-        self.dispatched: float | None = None
-        self.has_span = False
-        self.batches: list[Any] = []
+    trace_id: int
+    span_id: int
+    parent_id: int = 0
+    sampled: bool = field(default=True, kw_only=True)
+    state: Any = field(default=None, kw_only=True)
+    dispatched: float | None = None
+    has_span: bool = False
+    batches: list[Any] = field(default_factory=list)
 
     @property
     def traceparent(self) -> str:

@@ -5,7 +5,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import Arenas, WorkerMemory
@@ -190,7 +190,7 @@ class SimulatedExecutor(ExecutorBase):
         assert worker.runner is not None
         if worker.memory is None:
             payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
-            sent = batch.replaced(payloads=payloads)
+            sent = replace(batch, payloads=payloads)
         else:
             sent = worker.memory.read(batch)
         cancelled = worker.cancelled.setdefault(batch.batch_id, set())  # grows while a stream runs

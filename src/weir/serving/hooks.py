@@ -11,6 +11,7 @@ worker can decode them. An error in the place of an item or response fails only 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
@@ -40,7 +41,7 @@ class HookedBatch:
         self.handed = False
         self.returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
-        self._like = batch.replaced(payloads=[])  # without what it holds
+        self._like = replace(batch, payloads=[])  # without what it holds
         self._content_types = _each(batch.content_types, count)
         self._accepts = _each(batch.accepts, count)
         self._encodes = encodes
@@ -102,10 +103,10 @@ class HookedBatch:
             accepts = [OBJECT if accept in _VALUES else accept for accept in accepts]
         payloads = [self._payloads[index] for index in self._inner]
         content_types = [self._content_types[index] for index in self._inner]
-        known = self._like.requests  # none, where a model is measured
+        like, known = self._like, self._like.requests  # none, where a model is measured
         requests = [known[index] for index in self._inner] if known else known
-        return self._like.replaced(
-            payloads=payloads, content_types=_joined(content_types), accepts=_joined(accepts), requests=requests
+        return replace(
+            like, payloads=payloads, content_types=_joined(content_types), accepts=_joined(accepts), requests=requests
         )
 
     # After the worker.

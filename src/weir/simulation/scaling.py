@@ -57,7 +57,7 @@ LEAST_LOAD, MOST_LOAD, NEAR = 0.001, 0.995, 0.002  # of the search for the highe
 LEAST_LATE = 0.01  # smaller late shares, by what is allowed, say little about where it is
 SURE = 2.0  # standard errors by which the share of late responses must stay below the allowed one
 DEFAULT_LATE = 0.01  # the share of late responses for which a rule prepares where no objective states one
-LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait so long at least, or nothing could
+LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait at least this long, or nothing could
 KNEE_STEP, FLAT = 0.005, 0.1  # of the load; and the share by which workers times cost may exceed the least
 
 

@@ -31,7 +31,7 @@ class LateInteraction:
         query_marker, document_marker: the beginning of that text which is one token, as the files say; "" for none.
         query_length: the most tokens of a query; None for as many as the model reads.
         document_length: the same of a document.
-        expands_to: a query is filled up to so many tokens; 0 for none.
+        expands_to: a query is filled up to this many tokens; 0 for none.
         expansion: the token that fills it up; None for the mask.
         attends: whether other tokens attend to those that fill it up.
         skipped: tokens of a document that have no vector.

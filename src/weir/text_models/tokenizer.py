@@ -168,7 +168,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-# The start of a long text is tokenized first: so many characters for each token wanted. English has 4 to 5 characters per token.
+# The start of a long text is tokenized first: this many characters for each token wanted. English has 4 to 5 characters per token.
 CHARACTERS_PER_TOKEN = 12
 # A space at which a text can be cut without changing the tokens before it.
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")

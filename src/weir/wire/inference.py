@@ -5,6 +5,7 @@ unsigned integers with the bits of the numbers. An array may be a read-only view
 """
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -21,18 +22,14 @@ Parameter = str | int | float | bool
 Parameters = dict[str, Parameter]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TensorValue:
     """One named tensor with its values."""
 
-    __slots__ = ("array", "datatype", "name", "parameters")
-
-    def __init__(
-        self, name: str, datatype: str, array: numpy.ndarray[Any, Any], parameters: Parameters | None = None
-    ) -> None:
-        self.name = name
-        self.datatype = datatype
-        self.array = array
-        self.parameters: Parameters = parameters or {}
+    name: str
+    datatype: str
+    array: numpy.ndarray[Any, Any]
+    parameters: Parameters = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"TensorValue({self.name!r}, {self.datatype}, shape {list(self.array.shape)})"
@@ -45,52 +42,33 @@ class RequestedOutput(NamedTuple):
     parameters: Parameters
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InferenceRequest:
     """A request for inference. `outputs` None: all outputs; `version` "": the default version; `id` "": no id.
 
     `without_batch`: its tensors came without the batch dimension, so those of its response have none either (see `add_batch`).
     """
 
-    __slots__ = ("id", "inputs", "model", "outputs", "parameters", "version", "without_batch")
-
-    def __init__(
-        self,
-        model: str,
-        inputs: list[TensorValue],
-        *,
-        version: str = "",
-        id: str = "",
-        outputs: list[RequestedOutput] | None = None,
-        parameters: Parameters | None = None,
-    ) -> None:
-        self.model = model
-        self.version = version
-        self.id = id
-        self.inputs = inputs
-        self.outputs = outputs
-        self.parameters: Parameters = parameters or {}
-        self.without_batch = False
+    model: str
+    inputs: list[TensorValue]
+    _: KW_ONLY
+    version: str = ""
+    id: str = ""
+    outputs: list[RequestedOutput] | None = None
+    parameters: Parameters = field(default_factory=dict)
+    without_batch: bool = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InferenceResponse:
     """A response of a model. An empty `version` or `id` is not written."""
 
-    __slots__ = ("id", "model", "outputs", "parameters", "version")
-
-    def __init__(
-        self,
-        model: str,
-        outputs: list[TensorValue],
-        *,
-        version: str = "",
-        id: str = "",
-        parameters: Parameters | None = None,
-    ) -> None:
-        self.model = model
-        self.version = version
-        self.id = id
-        self.outputs = outputs
-        self.parameters: Parameters = parameters or {}
+    model: str
+    outputs: list[TensorValue]
+    _: KW_ONLY
+    version: str = ""
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
 
 
 HEAD = "\0head"  # no tensor has this name

@@ -284,7 +284,7 @@ def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceReques
     if outputs:
         refuse_duplicates("output", [each.name for each in outputs])
     inputs = _tensors(read.inputs, parsed.raw, RAW_INPUTS, find or nowhere)
-    parameters = read_parameters(read.parameters) if read.parameters else None
+    parameters = read_parameters(read.parameters) if read.parameters else {}
     return InferenceRequest(
         read.model_name, inputs, version=read.model_version, id=read.id, outputs=outputs or None, parameters=parameters
     )

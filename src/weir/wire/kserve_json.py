@@ -210,7 +210,7 @@ def request_of(read: ReadRequest, model: str, version: str, find: Find) -> Infer
         version=version,
         id=read.id or "",
         outputs=requested_outputs(read.outputs),
-        parameters=read.parameters,
+        parameters=read.parameters or {},
     )
 
 
@@ -221,7 +221,7 @@ def response_of(read: ReadResponse, find: Find) -> InferenceResponse:
         tensors_of(read.outputs, find),
         version=read.model_version or "",
         id=read.id or "",
-        parameters=read.parameters,
+        parameters=read.parameters or {},
     )
 
 

@@ -241,7 +241,7 @@ def default_rates(capacity: float) -> Floats:
 # further: there the costs are compared.
 
 
-EXCESS = 0.002  # relative to the least cost: a neighbour's table may cost so much more before a rate is added between
+EXCESS = 0.002  # relative to the least cost: a neighbour's table may cost this much more before a rate is added between
 CLOSEST = 1.01  # ratio of rates between which none is added
 LOWER, LOWEST = 4.0, 1e-6  # the ratio of further rates below, and the least of them, relative to capacity
 HYSTERESIS = 0.05  # relative to a boundary: how far the rate may be beyond it, at most, before the table changes

@@ -157,7 +157,7 @@ class OutputLayers:
         return self._assembly.add("Slice", value, [0], [dimensions], [-1])
 
     def finished(self, value: str, recipe: Recipe, dimensions: int) -> str:
-        """Return the vectors with so many `dimensions`, normalized, if the recipe states that."""
+        """Return the vectors with that many `dimensions`, normalized, if the recipe states that."""
         value = value if recipe.dimensions is None else self.cut(value, dimensions)
         return self.normalize(value) if recipe.normalize else value
 

@@ -130,7 +130,9 @@ def _visible(nvml: Any) -> list[Any]:
 
 MOST_SESSIONS = 3  # beside the worker's own: each takes 1 to 3 MB
 TRIES = 3  # the last times that count for a number of threads; their median is compared
-EVERY = 16  # one batch in so many of a size tries a number of threads by turns, since what else the CPUs do may change
+EVERY = (
+    16  # one batch in this many of a size tries a number of threads by turns, since what else the CPUs do may change
+)
 GAIN = 1.1  # how many times as fast more threads must be: they take more CPU time for the same batch
 
 

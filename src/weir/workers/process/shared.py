@@ -41,7 +41,7 @@ from weir.workers.source import folder_that_has, pack_source
 from weir.workers.timer import end_tasks, in_background
 
 SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
-LEAVE_WITHIN = 30.0  # seconds: for so long a worker that is removed may finish a batch of another model than the one that it is removed for
+LEAVE_WITHIN = 30.0  # seconds for which a worker that is removed may finish a batch of another model than the one that it is removed for
 LONGEST_NAME = 60  # characters; names of shared memory have a limit
 
 logger = logging.getLogger("weir")
@@ -357,7 +357,7 @@ class SharedPool:
     def run(self, member: PoolMember, worker: int, batch: Batch) -> None:
         """See PoolMember."""
         at = self._at[worker]
-        at.pool.run(worker, batch.replaced(batch_id=hosted_id(batch.batch_id, at.index[member])))
+        at.pool.run(worker, replace(batch, batch_id=hosted_id(batch.batch_id, at.index[member])))
         self._workers.began(member.user, worker, self._now())
 
     def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
