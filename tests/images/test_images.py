@@ -101,25 +101,11 @@ def test_limits_are_checked() -> None:
 
 
 @subcases("stated", ["", "image/png", "IMAGE/X-PNG; q=1", "image/*", "Application/Octet-Stream", "binary/octet-stream"])
-def test_types_that_a_png_may_state(stated: str) -> None:
-    check_type(PNG, stated)
+def test_types_that_an_image_may_state(stated: str) -> None:
+    check_type(stated)
 
 
-@subcases(
-    ("data", "stated", "rule"),
-    [
-        (
-            JPEG,
-            "image/png",
-            "states the type 'image/png', and is a JPEG: state its own type, or application/octet-stream",
-        ),
-        (PNG, "image/jpg", "states the type 'image/jpg', and is a PNG"),
-        (PNG, "image/heic", "states the type 'image/heic', and is a PNG"),
-        (PNG, "text/plain;charset=utf-8", "states the type 'text/plain': must be an image"),
-        (PNG, "png", "states the type 'png': must be an image"),
-        (b"no image", "image/png", "is no image in a format that is read"),
-    ],
-)
-def test_a_stated_type_is_compared_with_the_content(data: bytes, stated: str, rule: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{re.escape(rule)}"):
-        check_type(data, stated)
+@subcases("stated", ["text/plain; charset=utf-8", "png"])
+def test_types_that_no_image_has(stated: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^states the type '{stated.partition(';')[0]}': must be an image"):
+        check_type(stated)

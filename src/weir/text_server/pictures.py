@@ -152,7 +152,7 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
 def _typed(data: bytes, stated: str, field: str, place: int) -> Picture:
     """Return the picture of a file whose sender has `stated` its media type. Raises InvalidRequest naming its place in `field`."""
     try:
-        check_type(data, stated)
+        check_type(stated)
     except InvalidRequest as error:
         raise error.at(field, place) from None
     return Picture(data)
