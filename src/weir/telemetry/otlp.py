@@ -17,62 +17,40 @@ from typing import Any
 
 from opentelemetry.metrics import Observation
 from opentelemetry.sdk.metrics import Exemplar, MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    Metric,
-    MetricExporter,
-    MetricExportResult,
-    MetricsData,
-    NumberDataPoint,
-    PeriodicExportingMetricReader,
-    Sum,
-)
+from opentelemetry.sdk.metrics import export as sdk
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
 from weir._version import __version__
 from weir.errors import SettingsError
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.recorder import Histogram as Counts
+from weir.telemetry.recorder import Histogram
 from weir.telemetry.tracing import make_resource
 
 logger = logging.getLogger("weir")
 
 FLUSH_TIME = 3.0  # seconds that the last metrics may take at the end of a server
 
-_CUMULATIVE = AggregationTemporality.CUMULATIVE
+_CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "watts": "W"}  # by the last word of a name
 _PULLED = ("", "none", "prometheus")  # Prometheus reads /metrics
 _UNKNOWN: Any = None  # which the SDK leaves out
-# By frontend: the metric that OpenTelemetry's conventions for HTTP and for generative AI have for its requests, with its description, its labels, and
-# the name of the label for the model.
-_CONVENTIONS = {
-    "http": (
-        "http.server.request.duration",
-        "Duration of requests to models.",
-        {"http.request.method": "POST"},
-        "weir.model",
-    ),
-    "openai": (
-        "gen_ai.server.request.duration",
-        "Duration of requests, one for each text.",
-        {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir"},
-        "gen_ai.request.model",
-    ),
+_EMBEDDINGS = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir"}
+# By frontend: the metric of OpenTelemetry's conventions for HTTP or generative AI, its labels, and the name of the label for the model.
+_CONVENTIONS: dict[str, tuple[str, dict[str, str], str]] = {
+    "http": ("http.server.request.duration", {"http.request.method": "POST"}, "weir.model"),
+    "openai": ("gen_ai.server.request.duration", _EMBEDDINGS, "gen_ai.request.model"),
 }
 
 
-def exporters_of(names: str) -> list[MetricExporter]:
+def exporters_of(names: str) -> list[sdk.MetricExporter]:
     """Return the exporters that OTEL_METRICS_EXPORTER names, separated by commas; `otlp` speaks protobuf over HTTP unless
     OTEL_EXPORTER_OTLP_PROTOCOL states `grpc`.
 
     Raises SettingsError for one that is not installed.
     """
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or protocol or "http/protobuf"
+    protocols = map(os.environ.get, ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
+    protocol = next(filter(None, protocols), "http/protobuf")
     found = []
     for name in map(str.strip, names.split(",")):
         if name in _PULLED:
@@ -90,14 +68,14 @@ def exporters_of(names: str) -> list[MetricExporter]:
 
 @asynccontextmanager
 async def pushing(
-    exposition: Exposition, exporters: Sequence[MetricExporter], service_name: str, scheme: str
+    exposition: Exposition, exporters: Sequence[sdk.MetricExporter], service_name: str, scheme: str
 ) -> AsyncIterator[None]:
     """While the block runs, send the metrics of `exposition` at intervals of OTEL_METRIC_EXPORT_INTERVAL, and once more at its end.
 
     The SDK has a thread for each of `exporters`; the metrics are read on the event loop. `scheme` is that of the server's URLs.
     """
     loop = asyncio.get_running_loop()
-    readers = [PeriodicExportingMetricReader(_Joining(each, exposition, scheme, loop)) for each in exporters]
+    readers = [sdk.PeriodicExportingMetricReader(_Joining(each, exposition, scheme, loop)) for each in exporters]
     provider = MeterProvider(readers, make_resource(service_name), shutdown_on_exit=False)
     began = time.monotonic()
     # The SDK calls an exporter only if it has an instrument itself.
@@ -113,11 +91,11 @@ async def pushing(
             logger.warning("the last metrics were not sent to all receivers: %s", error)
 
 
-class _Joining(MetricExporter):
+class _Joining(sdk.MetricExporter):
     """Passes on to `exporter` what the SDK has collected, and with it what `exposition` shows."""
 
     def __init__(
-        self, exporter: MetricExporter, exposition: Exposition, scheme: str, loop: asyncio.AbstractEventLoop
+        self, exporter: sdk.MetricExporter, exposition: Exposition, scheme: str, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__()
         self._exporter = exporter
@@ -126,23 +104,23 @@ class _Joining(MetricExporter):
         self._loop = loop
         self._since = time.time_ns()
 
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
+    def export(self, metrics_data: sdk.MetricsData, timeout_millis: float = 10_000, **_: Any) -> sdk.MetricExportResult:
         """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
         reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         (resource,) = metrics_data.resource_metrics
         (scope,) = resource.scope_metrics
         scope = replace(scope, metrics=[*scope.metrics, *reading.result(1e-3 * timeout_millis)])
-        return self._exporter.export(MetricsData([replace(resource, scope_metrics=[scope])]), timeout_millis)
+        return self._exporter.export(sdk.MetricsData([replace(resource, scope_metrics=[scope])]), timeout_millis)
 
-    async def _read(self) -> list[Metric]:
+    async def _read(self) -> list[sdk.Metric]:
         now, families = time.time_ns(), self._exposition.registry.collect()
         shown = [_metric(family, (self._since, now)) for family in families if family.samples]
         return [*shown, *self._conventional(now)]
 
-    def _conventional(self, now: int) -> Iterator[Metric]:
+    def _conventional(self, now: int) -> Iterator[sdk.Metric]:
         """Yield the response times under the names of OpenTelemetry's conventions."""
         durations = self._exposition.durations().items()
-        for frontend, (name, text, labels, of_model) in _CONVENTIONS.items():
+        for frontend, (name, labels, of_model) in _CONVENTIONS.items():
             labels = {**labels, "url.scheme": self._scheme}
             points = [
                 _point({**labels, of_model: model, **_outcome(code)}, (self._since, now), times)
@@ -150,7 +128,7 @@ class _Joining(MetricExporter):
                 if of == frontend
             ]
             if points:
-                yield Metric(name, text, "s", Histogram(points, _CUMULATIVE))
+                yield sdk.Metric(name, "Duration of requests.", "s", sdk.Histogram(points, _CUMULATIVE))
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Wait until everything was sent."""
@@ -165,34 +143,36 @@ def _outcome(code: str) -> dict[str, int | str]:
     return {"http.response.status_code": int(code), **({"error.type": code} if code >= "500" else {})}
 
 
-def _metric(family: Family, interval: tuple[int, int]) -> Metric:
+def _metric(family: Family, interval: tuple[int, int]) -> sdk.Metric:
     """Return `family` as the SDK has it, with counts from the start to the end of `interval` (nanoseconds since 1970)."""
-    data: Histogram | Sum | Gauge
+    data: sdk.Histogram | sdk.Sum | sdk.Gauge
     if family.type == "histogram":
         series = groupby(family.samples, _without_bound)
-        data = Histogram([_histogram(labels, list(each), interval) for labels, each in series], _CUMULATIVE)
+        data = sdk.Histogram([_histogram(labels, list(each), interval) for labels, each in series], _CUMULATIVE)
     else:
-        points = [NumberDataPoint(each.labels, *interval, float(each.value)) for each in family.samples]
-        data = Sum(points, _CUMULATIVE, is_monotonic=True) if family.type == "counter" else Gauge(points)
-    return Metric(family.name, family.documentation, _UNITS.get(family.name.rpartition("_")[2], ""), data)
+        points = [sdk.NumberDataPoint(each.labels, *interval, float(each.value)) for each in family.samples]
+        data = sdk.Sum(points, _CUMULATIVE, is_monotonic=True) if family.type == "counter" else sdk.Gauge(points)
+    return sdk.Metric(family.name, family.documentation, _UNITS.get(family.name.rpartition("_")[2], ""), data)
 
 
 def _without_bound(sample: Sample) -> dict[str, str]:
     return {name: text for name, text in sample.labels.items() if name != "le"}
 
 
-def _histogram(labels: Mapping[str, str], series: Sequence[Sample], interval: tuple[int, int]) -> HistogramDataPoint:
+def _histogram(
+    labels: Mapping[str, str], series: Sequence[Sample], interval: tuple[int, int]
+) -> sdk.HistogramDataPoint:
     buckets = [each for each in series if each.name.endswith("_bucket")]
-    times = Counts([float(each.labels["le"]) for each in buckets[:-1]])
+    times = Histogram([float(each.labels["le"]) for each in buckets[:-1]])
     times.counts = [int(after - before) for before, after in pairwise([0.0, *[each.value for each in buckets]])]
     times.sum = next(each.value for each in series if each.name.endswith("_sum"))
     return _point(labels, interval, times, list(_exemplars(buckets)))
 
 
 def _point(
-    labels: Mapping[str, str | int], interval: tuple[int, int], times: Counts, exemplars: Sequence[Exemplar] = ()
-) -> HistogramDataPoint:
-    return HistogramDataPoint(
+    labels: Mapping[str, str | int], interval: tuple[int, int], times: Histogram, exemplars: Sequence[Exemplar] = ()
+) -> sdk.HistogramDataPoint:
+    return sdk.HistogramDataPoint(
         labels, *interval, times.count, times.sum, times.counts, times.bounds, _UNKNOWN, _UNKNOWN, exemplars
     )
 
