@@ -121,6 +121,11 @@ def test_batches_of_images_are_bounded_by_number_and_by_bytes_and_pixels(
     assert found == [size, size * 10 + 64e6 / 65536, policy] and "padded" not in images.settings
 
 
+def test_external_workers_compute_both_towers(directory: Path) -> None:
+    attached = spec(executor="external", worker_socket="unix:socket")._replace(directory=directory)
+    assert [each.label for each in ServedTextModel(attached).served({})] == ["small"]
+
+
 def test_a_model_without_preparation_of_images_says_that_it_reads_texts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -350,8 +350,9 @@ class ServedTextModel:
 
     @property
     def labels(self) -> dict[str, type[TextEncoder]]:
-        """The class that computes texts, and that which computes images if it reads images, by their labels in the registry."""
-        if self._vision is None:
+        """The class that computes texts, and that which computes images if it reads images, by their labels in the registry. External workers compute both:
+        they attach to one socket."""
+        if self._vision is None or self._spec.settings.get("executor") == "external":
             return {self.name: TextEncoder}
         return {self.name: TextTower, label_of(self.name, IMAGES): ImageTower}
 
