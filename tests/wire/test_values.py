@@ -338,7 +338,7 @@ NS = numpy.datetime64("2026-01-02T03:04:05.000000006", "ns")
         (NS.astype("datetime64[s]"), "2026-01-02T03:04:05"),
         (NS.astype("datetime64[D]"), "2026-01-02"),
         (NS.astype("datetime64[Y]"), "2026"),
-        (numpy.array([NS, numpy.datetime64("NaT")]), ["2026-01-02T03:04:05.000000006", None]),
+        (numpy.array([NS, numpy.datetime64("NaT", "ns")]), ["2026-01-02T03:04:05.000000006", None]),
         (numpy.array([[NS]], "datetime64[h]"), [["2026-01-02T03"]]),
         (numpy.datetime64("20260-01-01", "D"), "20260-01-01"),
         (numpy.timedelta64(1500, "ms"), "PT1.5S"),
