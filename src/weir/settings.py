@@ -239,7 +239,7 @@ def read_settings(
     Raises SettingsError naming the source, the value and the rule.
     """
     catalog = declared_settings(kind)
-    path = config or config_variable(environment)
+    path = config or environment.get(CONFIG) or None
     general, tables, groups = _read_file(path, f"{'--config' if config else CONFIG}={path}", catalog, kind.key)
     from_flags = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     high = _layered(_from_environment(environment, catalog, ignored), from_flags)
@@ -393,14 +393,14 @@ def value_of(declared: Declared, texts: Sequence[str]) -> Any:
     return _checked(declared, partial(from_texts, declared.hint, texts, declared.flag), declared.flag)
 
 
-def variables_of(
-    environment: Mapping[str, str], catalog: Mapping[str, Declared], ignored: Collection[str] = ()
-) -> dict[str, str]:
-    """Return the texts of the variables of settings, by the name of the setting. Variables that Kubernetes sets in every pod and those of
-    `ignored` are none, and an empty variable is not set. Raises SettingsError for a variable that looks like a setting, and for an empty
-    one that should keep callers away."""
+def _from_environment(
+    environment: Mapping[str, str], catalog: Mapping[str, Declared], ignored: Collection[str]
+) -> dict[str, Any]:
+    """Return the values of the variables of settings, by the name of the setting. Variables that Kubernetes sets in every pod and those of
+    `ignored` are none, and an empty variable is not set. Raises SettingsError for a wrong value, for a variable that looks like a setting,
+    and for an empty one that should keep callers away."""
     by_variable = {declared.variable: declared for declared in catalog.values()}
-    texts = {}
+    values = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable in (CONFIG, SERVER_ADDRESS) or _is_of_kubernetes(variable, text):
             continue
@@ -408,27 +408,13 @@ def variables_of(
             continue  # several commands may share an environment
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
-        if not text and by_variable[variable].guards:
+        declared = by_variable[variable]
+        if not text and declared.guards:
             raise SettingsError(
                 f"{variable}: is empty, and without it the server is open to more callers; give a value, or remove it"
             )
         if text:
-            texts[by_variable[variable].name] = text
-    return texts
-
-
-def config_variable(environment: Mapping[str, str]) -> str | None:
-    """Return the path of the TOML file that the environment names, or None."""
-    return environment.get(CONFIG) or None
-
-
-def _from_environment(
-    environment: Mapping[str, str], catalog: dict[str, Declared], ignored: Collection[str]
-) -> dict[str, Any]:
-    values = {}
-    for name, text in variables_of(environment, catalog, ignored).items():
-        declared = catalog[name]
-        values[name] = _checked(declared, partial(from_text, declared.hint, text, declared.variable), declared.variable)
+            values[declared.name] = _checked(declared, partial(from_text, declared.hint, text, variable), variable)
     return values
 
 
