@@ -40,7 +40,7 @@ def test_refused_parameters_show_no_secrets() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-GOES_ON = """
+READY = """
 import threading
 import weir, weir.app, weir.console
 from tests.served_models import Square
@@ -50,6 +50,8 @@ class Ready(weir.app.App):
         await super().run(lambda: (ready(), self.end()), **options)
 
 weir.console.App = Ready
+"""
+GOES_ON = f"""{READY}
 weir.serve(Square, port=0, drain_timeout=1)
 for each in threading.enumerate():
     if isinstance(each, threading.Timer):
@@ -66,6 +68,15 @@ def test_a_program_goes_on_after_its_server_and_ends_despite_what_hangs() -> Non
     done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, timeout=200, check=False)
     assert "goes on\n" in done.stdout, done.stderr
     assert "not everything ends" in done.stderr and done.returncode == 1
+
+
+def test_a_receiver_of_metrics_that_hangs_cannot_hold_up_the_end() -> None:
+    command = [sys.executable, "-c", f"{READY}\nweir.app.END_LIMIT = 0.1\nweir.serve(Square, port=0, drain_timeout=1)"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it connects, and nobody reads
+        receiver = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = {**CLEAN, "OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=200, check=False)
+    assert "not everything ends" in done.stderr and done.returncode == 1, done.stderr
 
 
 ROOT = Path(__file__).parent.parent

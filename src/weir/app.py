@@ -227,29 +227,33 @@ class App:
             self._logger.info("serving on asyncio's event loop: with uvloop, where it is installed, it is faster")
         if signals:
             self._catch_signals()
-        async with AsyncExitStack() as listening:
-            listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
-            for listener in self._listeners:
-                listening.enter_context(listener)
-            of_fronts = FILES_OF_A_FRONT * self.fronts if self.fronts > 1 else 0
-            # A front has the connection and its end of the relay. gRPC has as many connections of its own.
-            each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1
-            each += self.settings.grpc.grpc_port is not None
-            if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
-                self._logger.warning(warning)
-            if self.site.exposition is not None and self._exporters:
-                from weir.telemetry.otlp import pushing  # its library is optional
-
-                scheme = "http" if self.settings.http.tls_certfile is None else "https"
-                name = self.settings.kserve.server_name
-                await listening.enter_async_context(pushing(self.site.exposition, self._exporters, name, scheme))
-            try:
+        try:
+            async with AsyncExitStack() as listening:
+                await self._observe(listening)
                 await self._serve(ready)
-            finally:
-                if self._last_resort is not None:  # what the program does now may take long
-                    self._last_resort.cancel()
-                    threading.Thread(target=_end_with_the_program, name="weir-end", daemon=True).start()
+        finally:
+            if self._last_resort is not None:  # what the program does now may take long
+                self._last_resort.cancel()
+                threading.Thread(target=_end_with_the_program, name="weir-end", daemon=True).start()
         self._logger.info("stopped")
+
+    async def _observe(self, listening: AsyncExitStack) -> None:
+        """Start what observes the server, until the end of `listening`."""
+        listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
+        for listener in self._listeners:
+            listening.enter_context(listener)
+        of_fronts = FILES_OF_A_FRONT * self.fronts if self.fronts > 1 else 0
+        # A front has the connection and its end of the relay. gRPC has as many connections of its own.
+        each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1
+        each += self.settings.grpc.grpc_port is not None
+        if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
+            self._logger.warning(warning)
+        if self.site.exposition is not None and self._exporters:
+            from weir.telemetry.otlp import pushing  # its library is optional
+
+            scheme = "http" if self.settings.http.tls_certfile is None else "https"
+            name = self.settings.kserve.server_name
+            await listening.enter_async_context(pushing(self.site.exposition, self._exporters, name, scheme))
 
     def end(self) -> None:
         """Begin the drain, as the first signal does. This must be called on the event loop of `run`."""

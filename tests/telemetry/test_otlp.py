@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 from prometheus_client.openmetrics import parser as openmetrics
 from tests.rings import subcases
-from tests.served import Served, serving
+from tests.served import Served, serving, weir
 from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
 
@@ -124,7 +124,8 @@ def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str) -> Non
         receiving(lines) as endpoint,
         Served(
             f"{SIMPLE}:Simple", "--fronts", fronts, "--trace-endpoint", endpoint, "--triton-metrics",
-            env={"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "300"},
+            env={"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "300",
+                 "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true"},
         ) as served,
         httpx.Client(base_url=served.until_ready().url, timeout=60) as client,
     ):  # fmt: skip
@@ -169,6 +170,12 @@ def test_a_receiver_that_is_gone_costs_a_warning() -> None:
             assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
             served.signal(signal.SIGTERM)
             assert served.wait() == 0
+
+
+def test_a_wrong_interval_is_refused_by_name() -> None:
+    env = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+    done = weir("serve", f"{SIMPLE}:Simple", "--port", "0", env=env)
+    assert done.returncode == 2 and "OTEL_METRIC_EXPORT_INTERVAL: OpenTelemetry refuses" in done.stderr, done.stderr
 
 
 # A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own.

@@ -321,3 +321,6 @@ def test_without_its_library_the_setting_is_refused(missing: str, monkeypatch: p
     monkeypatch.delitem(sys.modules, "weir.telemetry.otlp", raising=False)
     with pytest.raises(SettingsError, match=r"OTEL_METRICS_EXPORTER='otlp': needs .*'weir-serving\[otel"):
         open_metric_exporters()
+    for pulled in ("", "none, prometheus"):  # which need no library
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", pulled)
+        assert open_metric_exporters() == []

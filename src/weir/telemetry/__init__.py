@@ -21,6 +21,7 @@ _NAMESPACE: Rule = (
     lambda value: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", value) is not None,
     "must be letters, digits and _, and begin with no digit",
 )
+_PULLED = ("", "none", "prometheus")  # names of exporters for which nothing is sent: Prometheus reads /metrics
 _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 
@@ -61,7 +62,7 @@ def open_tracing(settings: TelemetrySettings, service_name: str, metrics: "Metri
     """
     if settings.trace_endpoint is None:
         return []
-    with _library_for(f"trace_endpoint={settings.trace_endpoint!r}"):
+    with needing_opentelemetry(f"trace_endpoint={settings.trace_endpoint!r}"):
         try:
             from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
         except ValueError as error:  # that library looks for propagators when it is imported
@@ -78,19 +79,21 @@ def open_tracing(settings: TelemetrySettings, service_name: str, metrics: "Metri
 
 
 def open_metric_exporters() -> list[Any]:
-    """Return the exporters of metrics that OTEL_METRICS_EXPORTER names. Raises SettingsError if one is not installed."""
-    names = os.environ.get("OTEL_METRICS_EXPORTER", "none")
-    if names == "none":
+    """Return the exporters of metrics that OTEL_METRICS_EXPORTER names, separated by commas. Raises SettingsError if one is not installed, or a
+    variable of its own is wrong."""
+    stated = os.environ.get("OTEL_METRICS_EXPORTER", "")
+    names = [name for each in stated.split(",") if (name := each.strip()) not in _PULLED]
+    if not names:
         return []
-    with _library_for(f"OTEL_METRICS_EXPORTER={names!r}"):
-        from weir.telemetry.otlp import exporters_of
+    with needing_opentelemetry(f"OTEL_METRICS_EXPORTER={stated!r}"):
+        from weir.telemetry.otlp import find_exporter
 
-        return exporters_of(names)
+        return list(map(find_exporter, names))
 
 
 @contextmanager
-def _library_for(setting: str) -> Iterator[None]:
-    """Raise SettingsError if OpenTelemetry's library, which `setting` needs, is not installed."""
+def needing_opentelemetry(setting: str) -> Iterator[None]:
+    """Raise SettingsError if OpenTelemetry's library, which `setting` needs, is not installed, or refuses a variable of its own."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -99,3 +102,5 @@ def _library_for(setting: str) -> Iterator[None]:
         raise SettingsError(
             f"{setting}: needs opentelemetry-sdk and its OTLP exporter, which are not installed ({error}); {add_extra('otel')}"
         ) from error
+    except ValueError as error:
+        raise SettingsError(f"{setting}: OpenTelemetry refuses one of its variables: {error}") from error

@@ -21,11 +21,11 @@ from opentelemetry.sdk.metrics import export as sdk
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
-from weir._version import __version__
 from weir.errors import SettingsError
+from weir.telemetry import needing_opentelemetry
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Histogram
-from weir.telemetry.tracing import make_resource
+from weir.telemetry.tracing import SCOPE, make_resource
 
 logger = logging.getLogger("weir")
 
@@ -33,7 +33,6 @@ FLUSH_TIME = 3.0  # seconds that the last metrics may take at the end of a serve
 
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "watts": "W"}  # by the last word of a name
-_PULLED = ("", "none", "prometheus")  # Prometheus reads /metrics
 _UNKNOWN: Any = None  # which the SDK leaves out
 _EMBEDDINGS = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir"}
 # By frontend: the metric of OpenTelemetry's conventions for HTTP or generative AI, its labels, and the name of the label for the model.
@@ -43,27 +42,21 @@ _CONVENTIONS: dict[str, tuple[str, dict[str, str], str]] = {
 }
 
 
-def exporters_of(names: str) -> list[sdk.MetricExporter]:
-    """Return the exporters that OTEL_METRICS_EXPORTER names, separated by commas; `otlp` speaks protobuf over HTTP unless
-    OTEL_EXPORTER_OTLP_PROTOCOL states `grpc`.
+def find_exporter(name: str) -> sdk.MetricExporter:
+    """Return the exporter of this name; `otlp` speaks protobuf over HTTP unless OTEL_EXPORTER_OTLP_PROTOCOL states `grpc`.
 
-    Raises SettingsError for one that is not installed.
+    Raises SettingsError if it is not installed.
     """
     protocols = map(os.environ.get, ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
     protocol = next(filter(None, protocols), "http/protobuf")
-    found = []
-    for name in map(str.strip, names.split(",")):
-        if name in _PULLED:
-            continue
-        wanted = f"otlp_proto_{protocol.partition('/')[0]}" if name == "otlp" else name
-        points = entry_points(group="opentelemetry_metrics_exporter", name=wanted)
-        if not points:
-            raise SettingsError(
-                f"OTEL_METRICS_EXPORTER={names!r}: no installed package has the exporter {wanted!r} "
-                f"(opentelemetry-exporter-{wanted.replace('_', '-')}, for one, may have it)"
-            )
-        found.append(next(iter(points)).load()())
-    return found
+    wanted = f"otlp_proto_{protocol.partition('/')[0]}" if name == "otlp" else name
+    for point in entry_points(group="opentelemetry_metrics_exporter", name=wanted):
+        exporter: sdk.MetricExporter = point.load()()
+        return exporter
+    raise SettingsError(
+        f"OTEL_METRICS_EXPORTER={os.environ['OTEL_METRICS_EXPORTER']!r}: no installed package has the exporter {wanted!r} "
+        f"(opentelemetry-exporter-{wanted.replace('_', '-')}, for one, may have it)"
+    )
 
 
 @asynccontextmanager
@@ -72,14 +65,16 @@ async def pushing(
 ) -> AsyncIterator[None]:
     """While the block runs, send the metrics of `exposition` at intervals of OTEL_METRIC_EXPORT_INTERVAL, and once more at its end.
 
-    The SDK has a thread for each of `exporters`; the metrics are read on the event loop. `scheme` is that of the server's URLs.
+    The SDK has a thread for each of `exporters`; the metrics are read on the event loop. `scheme` is that of the server's URLs. Raises
+    SettingsError for a wrong interval.
     """
-    loop = asyncio.get_running_loop()
-    readers = [sdk.PeriodicExportingMetricReader(_Joining(each, exposition, scheme, loop)) for each in exporters]
+    joined = [_Joining(each, exposition, scheme, asyncio.get_running_loop()) for each in exporters]
+    with needing_opentelemetry("OTEL_METRIC_EXPORT_INTERVAL"):
+        readers = list(map(sdk.PeriodicExportingMetricReader, joined))
     provider = MeterProvider(readers, make_resource(service_name), shutdown_on_exit=False)
     began = time.monotonic()
     # The SDK calls an exporter only if it has an instrument itself.
-    provider.get_meter("weir", __version__).create_observable_gauge(
+    provider.get_meter(SCOPE.name, SCOPE.version).create_observable_gauge(
         "process.uptime", [lambda _: [Observation(time.monotonic() - began)]], "s", "Time since the server's start."
     )
     try:
@@ -107,10 +102,10 @@ class _Joining(sdk.MetricExporter):
     def export(self, metrics_data: sdk.MetricsData, timeout_millis: float = 10_000, **_: Any) -> sdk.MetricExportResult:
         """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
         reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
-        (resource,) = metrics_data.resource_metrics
-        (scope,) = resource.scope_metrics
-        scope = replace(scope, metrics=[*scope.metrics, *reading.result(1e-3 * timeout_millis)])
-        return self._exporter.export(sdk.MetricsData([replace(resource, scope_metrics=[scope])]), timeout_millis)
+        (resource,) = metrics_data.resource_metrics  # one of its scopes may have metrics of the SDK itself
+        shown = sdk.ScopeMetrics(SCOPE, reading.result(1e-3 * timeout_millis), "")
+        resource = replace(resource, scope_metrics=[*resource.scope_metrics, shown])
+        return self._exporter.export(sdk.MetricsData([resource]), timeout_millis)
 
     async def _read(self) -> list[sdk.Metric]:
         now, families = time.time_ns(), self._exposition.registry.collect()
@@ -134,7 +129,7 @@ class _Joining(sdk.MetricExporter):
         """Wait until everything was sent."""
         return self._exporter.force_flush(timeout_millis)
 
-    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
+    def shutdown(self, timeout_millis: float = 1000.0 * FLUSH_TIME, **_: Any) -> None:
         """End the exporter."""
         self._exporter.shutdown(timeout_millis)
 

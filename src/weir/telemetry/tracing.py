@@ -39,7 +39,7 @@ from weir.telemetry.recorder import SECONDS, Exemplars, SilentObserver
 
 logger = logging.getLogger("weir")
 
-_SCOPE = InstrumentationScope("weir", __version__)
+SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
 _MOST_BATCHES = 10_000  # remembered while they run
 
@@ -75,7 +75,7 @@ class Tracing(SilentObserver):
         )
         self._sampler = provider.sampler
         self._resource = provider.resource
-        self.enabled = not isinstance(provider.get_tracer(_SCOPE.name, _SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
+        self.enabled = not isinstance(provider.get_tracer(SCOPE.name, SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
         self._random = random.Random()
         self._batches: dict[tuple[str, int], _TracedBatch] = {}
 
@@ -268,7 +268,7 @@ class Tracing(SilentObserver):
     ) -> None:
         start, end = (interval.epoch_ns + round(1e9 * each) for each in (interval.start, interval.end))
         span = ReadableSpan(
-            name, context, parent, self._resource, kind=kind, instrumentation_scope=_SCOPE,
+            name, context, parent, self._resource, kind=kind, instrumentation_scope=SCOPE,
             start_time=start, end_time=end, **more,
         )  # fmt: skip
         self._processor.on_end(span)
