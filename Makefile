@@ -149,7 +149,7 @@ docs: $(VENV)/.test .venvs/docs/.site
 image: $(VENV)/.image
 	@test -e $(KEYRING) && command -v apt-get dpkg-deb >/dev/null || $(call apt_install,debian-archive-keyring dpkg) || \
 		{ echo "make image needs apt-get, dpkg-deb and $(KEYRING): apt-get install debian-archive-keyring"; exit 1; }
-	$(BIN)/python -m deploy.image $(VARIANTS) $(if $(WITH),--with $(WITH)) $(if $(MODELS),--models $(MODELS))
+	$(BIN)/python -m deploy.image $(VARIANTS) $(if $(WITH),--with $(WITH:%='%')) $(if $(MODELS),--models '$(MODELS)')
 
 test-image: image $(VENV)/.test
 	@command -v bwrap >/dev/null || $(call apt_install,bubblewrap) || \

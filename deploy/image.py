@@ -207,6 +207,11 @@ def install(folder: Path, wheel: Path, extras: str, more: Sequence[str], machine
         (folder / each).mkdir(parents=True)
 
 
+def copy_models(models: Path, folder: Path) -> None:
+    """Copy the folder `models` to where an image has it in `folder`, without what is compiled or hidden: whoever pulls the image reads all of it."""
+    shutil.copytree(models, folder / "srv/models", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+
+
 def pack(folder: Path, layout: Path, epoch: int) -> Layer:
     """Add `folder` to `layout` as a layer, whose files are of the second `epoch`."""
     path = layout / "layer"
@@ -340,7 +345,7 @@ def build(name: str, output: Path, more: Sequence[str], models: Path | None, wor
     compile_modules(debian, machine, installed, HOME)
     folders = [debian, installed]
     if models is not None:
-        shutil.copytree(models, work / "models/srv/models", ignore=shutil.ignore_patterns("__pycache__"))
+        copy_models(models, work / "models")
         folders.append(work / "models")
     layout = work / "layout"
     layout.mkdir()
@@ -360,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build OCI images of Weir.")
     parser.add_argument("variants", nargs="+", choices=VARIANTS, metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--with", dest="more", nargs="*", default=[], metavar="PACKAGE", help="what models import")
-    parser.add_argument("--models", type=Path, help="folder to copy to /srv/models")
+    parser.add_argument("--models", type=Path, help="folder to copy to /srv/models, but hidden files")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder of the archives (default: build)")
     arguments = parser.parse_args()
     for name in arguments.variants:

@@ -82,6 +82,11 @@ def test_what_make_check_runs_is_left_out_of_make_test_in_ci_alone() -> None:
     assert all(f" {target} " in run for target in ("check", "test CHECKED=1"))
 
 
+def test_make_image_takes_versions_as_they_are_written() -> None:
+    words = made("image", 'WITH=b;python_version>"3" c>=1', "MODELS=my models")
+    assert words[words.index("--with") :] == ["--with", 'b;python_version>"3"', "c>=1", "--models", "my models"]
+
+
 def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
     declared = [
         found[1] for line in PROJECT["classifiers"] if (found := re.search(r"Python :: (\d+\.\d+)$", line)) is not None

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 import pytest
-from deploy.image import USER, VARIANTS, config_of, pack, write_image
+from deploy.image import USER, VARIANTS, config_of, copy_models, pack, write_image
 from tests.deploy.kit import image_of_docker
 from tests.documentation.pages import ROOT
 
@@ -87,6 +87,16 @@ def test_a_layer_depends_on_nothing_but_its_files(tmp_path: Path) -> None:
     one = pack(folder(tmp_path / "a", list(FILES), 0o077), tmp_path, EPOCH)
     assert pack(folder(tmp_path / "b", list(reversed(FILES)), 0o022), tmp_path, EPOCH) == one
     assert pack(folder(tmp_path / "c", list(FILES), 0o077, "x = 2\n"), tmp_path, EPOCH) != one
+
+
+def test_no_hidden_file_of_the_models_gets_into_an_image(tmp_path: Path) -> None:
+    for name in ("a/model.py", ".env", "a/.git/config", "__pycache__/a.pyc"):
+        file = tmp_path / "models" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    copy_models(tmp_path / "models", tmp_path / "layer")
+    copied = [path for path in (tmp_path / "layer").rglob("*") if path.is_file()]
+    assert copied == [tmp_path / "layer/srv/models/a/model.py"]
 
 
 def test_an_image_is_what_engines_load_and_any_user_may_run(tmp_path: Path) -> None:
