@@ -330,7 +330,8 @@ def chart_schema() -> str:
     settings["fronts"] = {"type": "integer", "minimum": 1}  # "auto" would see all CPUs of the node
     values["settings"] = {"type": "object", "properties": settings, "additionalProperties": False}
     values["models"]["items"] = {"type": "string"}
-    values["grpcPort"] = {"type": ["integer", "null"], "minimum": 1, "maximum": 65535}
+    values["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}
+    values["grpcPort"] = {**values["port"], "type": ["integer", "null"]}
     scaling = values["autoscaling"]["properties"]
     scaling["by"] = {"enum": ["hpa", "keda"]}
     for name in ("minReplicas", "maxReplicas", "targetWaitingRows"):

@@ -1,5 +1,6 @@
 """The objects that helm makes of the chart are valid, belong together, and run what its values state; wrong values are refused before that."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ EVERYTHING: Object = {
     "volumes": [{"name": "tls", "secret": {"secretName": "tls"}}], "volumeMounts": [{"name": "tls", "mountPath": "/tls"}],
     "image": {"repository": "registry.example.com/square", "tag": "1", "pullSecrets": ["pull"]}, "podLabels": {"team": "vision"},
     "autoscaling": {"enabled": True, "by": "keda", "targetLatency": 0.05, "targetWaitingRows": 9}, "monitoring": {"enabled": True, "labels": {"release": "mon"}},
-    "service": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"},
+    "service": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"}, "probes": {"startup": {"failureThreshold": 40}},
 }  # fmt: skip
 CASES: dict[str, Object] = {
     "plain": {"models": [TARGET]},
@@ -86,6 +87,9 @@ def test_settings_become_flags(made: Made) -> None:
         "--start-timeout=33", "--timeout=2.5", "--tls-certfile=/tls/cert", "--workers=1..3",
     ]  # fmt: skip
     assert of_kind(made["everything"], "ConfigMap")["data"] == {"weir.toml": TOML}
+    texts = rendered({"command": ["weir", "embed", "serve"], "settings": {"threads": 4}})
+    # The server itself would start one for each CPU of the node.
+    assert {"--workers=1", "--threads=4", "--bulk-workers=0"} < set(command_of(texts))
 
 
 def test_a_pod_is_as_its_values_state(made: Made) -> None:
@@ -99,6 +103,7 @@ def test_a_pod_is_as_its_values_state(made: Made) -> None:
         key: EVERYTHING[key] for key in ("nodeSelector", "tolerations")
     }
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert container["startupProbe"]["failureThreshold"] == 40
     (endpoint,) = of_kind(made["everything"], "ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["authorization"]) == ("https", {"credentials": key})
     assert "release" in of_kind(made["everything"], "ServiceMonitor")["metadata"]["labels"]
@@ -111,7 +116,7 @@ def test_a_pod_is_as_its_values_state(made: Made) -> None:
         ({}, "1", "1024Mi"), ({"settings": {"fronts": 1}}, "1", "1024Mi"), ({"settings": {"fronts": 4}}, "5", "1024Mi"),
         ({"settings": {"workers": 4}}, "4", "2560Mi"), ({"settings": {"workers": "0..2"}}, "2", "1536Mi"),
         ({"models": ["a:B", "c:D"], "settings": {"workers": 2}}, "4", "2560Mi"),
-        ({"resources": {"requests": {"cpu": "3"}, "limits": {"memory": "2Gi"}}}, "3", "2Gi"),
+        ({"settings": {"model_memory": "1GiB"}, "resources": {"requests": {"cpu": "3"}, "limits": {"memory": "2Gi"}}}, "3", "2Gi"),
     ],
 )  # fmt: skip
 def test_a_pod_requests_what_its_workers_need(values: Object, cpu: str, memory: str) -> None:
@@ -180,13 +185,25 @@ def test_what_scales(made: Made) -> None:
         ({"replica": 2}, "additional properties 'replica' not allowed"),
         ({"models": "a:B"}, "'/models': got string, want array"),
         ({"grpcPort": 0}, "'/grpcPort': minimum: got 0, want 1"),
+        ({"port": 0}, "'/port': minimum: got 0, want 1"),
+        ({"config": 'workers = 2\napi_key = "s3cret"\n'}, "config: api_key: state it as a value or in settings"),
+        ({"config": '[models.a]\n"drain_timeout" = 90\n'}, "config: drain_timeout: state it"),
         ({"autoscaling": {"by": "queue"}}, "'/autoscaling/by': value must be one of 'hpa', 'keda'"),
+        ({"autoscaling": {"enabled": True, "targetLatency": 0.1}}, "autoscaling.targetLatency: only by=keda"),
         ({"autoscaling": {"minReplicas": 0}}, "'/autoscaling/minReplicas': minimum: got 0, want 1"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(values: Object, says: str) -> None:
     done = run_helm(values)
-    assert done.returncode != 0 and says in done.stderr, done.stderr
+    assert done.returncode != 0 and says in done.stderr and "s3cret" not in done.stderr, done.stderr
+
+
+def test_the_values_of_the_docs_are_taken() -> None:
+    page = (ROOT / "docs" / "how-to" / "deploy-on-kubernetes.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 4
+    for block in blocks:
+        rendered(yaml.safe_load(block))
 
 
 def test_the_chart_has_the_version_of_the_project() -> None:

@@ -29,6 +29,8 @@ labels:
 - --config=/etc/weir/weir.toml
 {{- end }}
 {{- $added := dict "host" "0.0.0.0" "log_format" "json" "liveness" "models" }}
+{{- /* `weir embed serve` would start a worker for each CPU of the node, and one more for bulk work. */}}
+{{- if and (has "embed" .Values.command) (not .Values.config) }}{{ $_ := merge $added (dict "workers" 1 "threads" 1 "bulk_workers" 0) }}{{ end }}
 {{- $own := dict "port" .Values.port "drain_timeout" .Values.drainTimeout "start_timeout" .Values.startTimeout }}
 {{- if .Values.grpcPort }}{{ $_ := set $own "grpc_port" .Values.grpcPort }}{{ end }}
 {{- range $name, $value := merge $own .Values.settings $added }}
