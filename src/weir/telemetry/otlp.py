@@ -98,9 +98,12 @@ class _Joining(sdk.MetricExporter):
         self._scheme = scheme
         self._loop = loop
         self._since = time.time_ns()
+        self._ended = False
 
     def export(self, metrics_data: sdk.MetricsData, timeout_millis: float = 10_000, **_: Any) -> sdk.MetricExportResult:
         """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
+        if self._ended:  # the export before this one took until after the end, and nobody reads any more
+            return sdk.MetricExportResult.FAILURE
         reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         (resource,) = metrics_data.resource_metrics  # one of its scopes may have metrics of the SDK itself
         shown = sdk.ScopeMetrics(SCOPE, reading.result(1e-3 * timeout_millis), "")
@@ -131,6 +134,7 @@ class _Joining(sdk.MetricExporter):
 
     def shutdown(self, timeout_millis: float = 1000.0 * FLUSH_TIME, **_: Any) -> None:
         """End the exporter."""
+        self._ended = True
         self._exporter.shutdown(timeout_millis)
 
 
