@@ -95,6 +95,8 @@ async def test_an_image_is_fetched_over_tls_from_whom_a_certificate_is_trusted()
         ("http://a:99999/", "is no URL: "),
         ("http://" + "a" * 99, "is no URL: "),
         ("http://10.0.0.1/", "10.0.0.1 has no public address"),
+        ("http://" + "a." * 4000, "is not allowed on this server (allow_url)"),
+        ("http://" + "a." * 200_000, "has 400,007 characters, must have at most 8,192"),
     ],
 )
 async def test_what_is_not_fetched(url: str, rule: str) -> None:

@@ -26,6 +26,7 @@ _MOST_REQUESTS = 4  # for an image: three redirects
 _AT_ONCE = 16  # images that are fetched at the same time
 _PIECE = 1 << 16
 _HEAD_BYTES = 1 << 16  # the most of the head of a response
+_LONGEST_URL = 8192  # characters; what a storage service signs has up to 2,000
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # is not escaped in the path and the query of a URL
 # Networks of addresses that stand for others, NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380); and of sites, once (RFC 3879).
 _NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10")))
@@ -55,6 +56,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self._allowed = frozenset(host.lower() for host in self.limits.allow_url)
+        self._endings = tuple(each[1:] for each in self._allowed if each.startswith("*."))
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @cached_property
@@ -91,6 +93,8 @@ class Fetcher:
 
     def _target(self, url: str) -> _Target:
         """Return what `url` points to. Raises InvalidRequest if that is not allowed."""
+        if len(url) > _LONGEST_URL:
+            raise InvalidRequest(f"has {len(url):,} characters, must have at most {_LONGEST_URL:,}")
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna").decode()
@@ -101,11 +105,9 @@ class Fetcher:
             raise InvalidRequest("must be http://HOST/PATH or https://HOST/PATH, without a user")
 
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        names = {authority}
-        if port == _PORTS[parts.scheme]:
-            labels = host.split(".")
-            names |= {"*", host, *(f"*.{'.'.join(labels[level:])}" for level in range(1, len(labels)))}
-        if names.isdisjoint(self._allowed):
+        is_usual = port == _PORTS[parts.scheme]
+        is_allowed = authority in self._allowed or (is_usual and host.endswith(self._endings))
+        if not is_allowed and (not is_usual or self._allowed.isdisjoint(("*", host))):
             raise InvalidRequest(f"{authority} is not allowed on this server (allow_url)")
         path = quote(f"{parts.path or '/'}?{parts.query}".removesuffix("?"), safe=_SAFE)
         return _Target(parts.scheme, host, port, authority, path)
