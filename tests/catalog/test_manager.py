@@ -102,6 +102,8 @@ async def test_versions_are_served_side_by_side() -> None:
     assert await shop.states() == {"one/1": "READY", "one/2": "READY"}
     assert await shop.ask("one") == await gone.infer(0) == "a2"
     await shop.manager.unload_model("one", version="1")
+    with pytest.raises(weir.ModelNotFound, match="unknown model 'one/2'"):
+        await shop.manager.unload_model("one/2")
     assert (await shop.ask("one"), await shop.states()) == ("b2", {"one/2": "READY"})
     assert sum(not executor.stopped for executor in shop.executors) == 1
 

@@ -605,7 +605,7 @@ class Manager:
     async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
         running = self._running(name)
         if not running and not await asyncio.to_thread(self._repository.has, name):
-            self.registry.get(name, version)  # which raises, naming those that there are
+            raise unknown_model(name, self.registry.services)
         ending = {key: service for key, service in running.items() if not version or key == version}
         if version and running and not ending:
             self.registry.get(name, version)
