@@ -1,5 +1,6 @@
 """The commands that `weir serve` prints to be copied do what they say; `weir check` and `weir profile` of streaming models and chains."""
 
+import io
 import json
 import os
 import pty
@@ -11,12 +12,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 from tests.catalog.repository.shelf import write
 from tests.served import serving, target, weir
 from tests.test_on_demand import fill
+from tests.workers.models import Echo
 
-from weir import console
+from weir import Service, console
+from weir.testing import FakeExecutor
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -37,6 +41,19 @@ def test_no_name_and_no_address_is_broken_in_a_narrow_terminal(columns: str) -> 
     assert re.search(rf"/infer/{name} /mood\s", shown) and re.search(r"http://127.0.0.1:12345\s", shown)
     assert ("url: http" in shown) == (columns == "80")
     assert max(map(len, shown.splitlines())) <= int(columns)
+
+
+def test_the_workers_of_each_version_are_shown_while_they_load() -> None:
+    shown = io.StringIO()
+    with mock.patch.object(console, "Console", lambda **_: Console(file=shown, force_terminal=True, width=80)):
+        loading = console.Loading()
+    services = [Service(Echo, name="clip", version=version, executor=FakeExecutor()) for version in ("", "images")]
+    loading.show(services)
+    for service in services:
+        loading.worker_changed(service.label, 0, "ready", "")
+    loading.close()
+    last = shown.getvalue().rpartition("loading clip ")[2]
+    assert last.count("1/1") == 2 and "loading clip/images" in last
 
 
 def test_each_model_has_a_command_that_is_answered(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def serve(settings: Settings, product: Product | None = None, kinds: Mapping[str
             _print(*([_served(app), ""] if app.registry.services else []), *lines, "", _ready_line(app))
 
         try:
-            loading.show(list(app.registry.services.values()))
+            loading.show(app.registry.all)
             run(app, ready)
         finally:
             loading.close()
@@ -283,7 +283,7 @@ class Loading(SilentObserver):
     def show(self, services: Sequence[Service]) -> None:
         """Begin to show the workers of `services`."""
         for service in services:
-            self._rows[service.name] = self._progress.add_task(service.name, total=service.workers.first_workers)
+            self._rows[service.label] = self._progress.add_task(service.label, total=service.workers.first_workers)
         self._progress.start()
 
     def close(self) -> None:

@@ -113,10 +113,11 @@ def test_batches_of_images_are_bounded_by_number_and_by_bytes_and_pixels(
     stated: dict[str, Any], budget: float | None, size: int, policy: str, directory: Path
 ) -> None:
     model = ServedTextModel(spec(**stated)._replace(directory=directory))
-    budgets = {} if budget is None else {"small/images": Budget(budget, 1, 0.0, 0.0)}
+    budgets = {} if budget is None else {"small/images": Budget(budget, 9, 0.0, 0.0)}
     texts, images = model.served(budgets)
     assert [each.label for each in (texts, images)] == ["small", "small/images"]
     assert texts.settings["executor"] == images.settings["executor"]  # they share workers
+    assert images.params["share"].run_tokens == stated.get("max_batch_cost", budget)  # as batches were measured
     found = [images.settings[name] for name in ("max_batch_size", "max_batch_cost", "policy")]
     assert found == [size, size * 10 + 64e6 / 65536, policy] and "padded" not in images.settings
 
@@ -211,6 +212,8 @@ def test_both_towers_are_in_the_workers_with_a_profile_and_a_policy_each(directo
         assert http.post("/v1/embeddings", json={"input": [image]}).status_code == 503
         http.post("/v2/repository/models/clip/load").raise_for_status()
         found.append(call(0))
+        card = http.get("/v1/models/clip").json()
+        assert (card["ready"], len(card["memory_bytes"])) == (True, 2)
     recorded = [directory / f"arrivals.{label}.jsonl" for label in ("clip", "clip--images")]
     assert all(len(each.read_text().splitlines()) >= 30 for each in recorded)
     for kind in ("text", "image"):

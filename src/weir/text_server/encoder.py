@@ -196,6 +196,11 @@ class Encoder:
         self._calls: dict[str, Exchange] = {}  # of texts alone, by frontend
 
     @property
+    def services(self) -> Sequence["ModelHandle"]:
+        """The present services of texts and of images, which may be one."""
+        return list(dict.fromkeys((self._texts.service, self._images.service)))
+
+    @property
     def window(self) -> int:
         """How many texts may be in the queue or being computed, except for texts of callers who have had no more than others.
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -380,7 +380,7 @@ class ServedTextModel:
         (label, kind), *towers = self.labels.items()
         found = [self._spec.served(kind, budgets.get(label))]
         for label, kind in towers:
-            tower = self._spec.served(kind)
+            tower = self._spec.served(kind, budgets.get(label))
             settings = {key: value for key, value in tower.settings.items() if key not in _OF_TEXTS}
             limits = self._image_limits(budgets.get(label), settings)
             found.append(tower._replace(settings={**settings, **limits}, version=IMAGES, aliases=()))
@@ -454,12 +454,13 @@ class ServedTextModel:
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
             self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, *speeds,
         )  # fmt: skip
-        vision, facts = self._vision, self._facts([service] if images is None else [service, images])
+        vision, facts = self._vision, self._facts(lambda: encoder.services)  # others once they are loaded again
         read_image = None if vision is None else partial(_looked, vision.image_tokens, self._spec.images)
         threads = TokenizerThreads(self._tokenizer, look=read_image)
-        return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts, images=images)
+        encoder: Encoder = Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts, images=images)
+        return encoder
 
-    def _facts(self, services: Sequence["ModelHandle"]) -> TextFacts:
+    def _facts(self, services: Callable[[], Sequence["ModelHandle"]]) -> TextFacts:
         pooling, vision = self.recipe.pooling, self._vision
         return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
@@ -467,7 +468,7 @@ class ServedTextModel:
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision.value]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(services, self._spec.threads), unscaled=not self.recipe.normalize,
-            waiting=lambda: sum([int(each.control.state(brief=True)["waiting"]) for each in services]), ready=lambda: not any(each.not_ready_reason for each in services),
+            waiting=lambda: sum([int(each.control.state(brief=True)["waiting"]) for each in services()]), ready=lambda: not any(each.not_ready_reason for each in services()),
             vision=None if vision is None else VisionFacts(vision.logit_scale, vision.logit_bias or 0.0, vision.logit_bias is not None),
         )  # fmt: skip
 
@@ -527,7 +528,7 @@ _USE_IS_NEWS = 1.0
 class _Use:
     """Returns what the workers of `services`, which may be the same, take, as it was at most _USE_IS_NEWS seconds ago."""
 
-    def __init__(self, services: Sequence["ModelHandle"], threads: int) -> None:
+    def __init__(self, services: Callable[[], Sequence["ModelHandle"]], threads: int) -> None:
         self._services = services
         self._threads = threads
         self._at = -_USE_IS_NEWS
@@ -535,12 +536,13 @@ class _Use:
 
     def __call__(self) -> WorkersUse:
         now = time.monotonic()
-        workers = [each for service in self._services for each in service.control.state(brief=True)["workers"]]
+        services = self._services()
+        workers = [each for service in services for each in service.control.state(brief=True)["workers"]]
         pids = dict.fromkeys(each["pid"] for each in workers if each["pid"] is not None)
         if now - self._at >= _USE_IS_NEWS or pids.keys() != self._memory.keys():
             self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
         memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
-        return WorkersUse(self._services[0].control.workers.most_workers, self._threads, memory)
+        return WorkersUse(services[0].control.workers.most_workers, self._threads, memory)
 
 
 # What a model with one of these poolings can be called for.
