@@ -81,9 +81,9 @@ class FakeWorkerState:
 class FakeExecutor:
     """An executor without workers, which records batches and answers them with a function or on the test's command.
 
-    With `answer`, a function from a list of decoded items to a list of responses, each batch is answered in the next turn of the
+    With `predict`, a function from a list of decoded items to a list of responses, each batch is answered in the next turn of the
     event loop. JSON and msgpack payloads are decoded, and responses are encoded as each request accepts them. A response that is a
-    WeirError fails only its entry. Without `answer`, the test must call `respond_next`, `reply`, `lose` and `end`.
+    WeirError fails only its entry. Without `predict`, the test must call `respond_next`, `reply`, `lose` and `end`.
 
     Attributes:
         batches: all batches so far, each with its worker.
@@ -182,7 +182,7 @@ class FakeExecutor:
     # Called by the test.
 
     def respond_next(self, predict: Predict) -> None:
-        """Answer the oldest pending batch with the result of `answer` for its payloads, which are not decoded."""
+        """Answer the oldest pending batch with the result of `predict` for its payloads, which are not decoded."""
         worker, batch = self.pending[0]
         self.reply(worker, whole(batch.batch_id, predict(batch.payloads)))
 
