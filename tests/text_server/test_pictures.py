@@ -278,6 +278,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/rank", {"json": {"data": [{"text": TEXT}]}}, 400, "data[0].matches: must not be empty"),
     ("/rank", {"json": {"data": [{"text": TEXT, "matches": [{"text": OTHER}, {"blob": "a"}]}]}}, 400, "data[0].matches[1].blob: is not base64"),
     ("/rank", {"json": {"data": [{"text": TEXT, "matches": [{"text": OTHER}, {"blob": BASE64[:400]}]}]}}, 400, "data[0].matches[1]: this PNG"),
+    ("/similarity", {"json": {"inputs": {"source_sentence": TEXT, "sentences": [TEXT, _CUT]}, "model": "clip"}}, 422, "inputs.sentences[1]: this PNG"),
     ("/post", {"json": {"data": [{"text": TEXT, "uri": URL}]}}, 400, "data[0]: must have one of text, uri and blob"),
     ("/encode", {"content": FILE, "headers": {"content-type": "text/plain"}}, 415, "Content-Type 'text/plain'"),
     ("/v2/embed", {"json": {"images": [LARGE_URL, "a"]}}, 400, "images[1]: is not base64"),

@@ -246,7 +246,9 @@ def similarity(request: SimilarityRequest, exchange: TextExchange) -> HttpWork:
         found = similarities(encoded.vectors[0], encoded.vectors[1:], encoder.facts.similarity)
         return json_response(packed(found[None])[0], compute_headers(encoder, texts, encoded))
 
-    return TextWork(encoder, texts, write, options_for(request.parameters or TextOptionFields(), encoder))
+    options = options_for(request.parameters or TextOptionFields(), encoder)
+    lists = [("inputs.source_sentence", 1), ("inputs.sentences", len(texts) - 1)]
+    return TextWork(encoder, texts, write, options, lists=lists)
 
 
 def ranking_of(request: TeiRerankRequest, exchange: TextExchange) -> TextWork[list[forms.Ranked]]:
