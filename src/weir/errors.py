@@ -19,7 +19,7 @@
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
     │   ├── Overloaded             the queue is full
     │   ├── ModelNotReady          loading, or failed; the message says which
-    │   ├── Draining               the server is shutting down
+    │   ├── Draining               the server or the model is shutting down
     │   └── WorkerLost             the worker died, but not because of this request
     ├── ModelError                 the model raised, or returned something it must not
     │   └── ModelCrashed           this request ended its worker process
@@ -113,12 +113,12 @@ class WeirError(Exception):
         self.message = message
         self.details = details
 
-    def at(self, field: str, place: int) -> Self:
+    def at(self, field: str, index: int) -> Self:
         """Return a copy that says which element of the list `field` is at fault. This error, or its cause, is the cause of the copy."""
         located = copy.copy(self)
         located.rule = self.message if self.place is None else self.rule
-        located.field, located.place = field, place
-        located.message = f"{field}[{place}]: {located.rule}"
+        located.field, located.place = field, index
+        located.message = f"{field}[{index}]: {located.rule}"
         located.args = (located.message,)
         located.__cause__ = self.__cause__ or self
         return located
@@ -251,7 +251,20 @@ def unread_model(name: str, read: Callable[[], Awaitable[None]]) -> ModelNotRead
 
 
 class Draining(CapacityError):
-    """The server is shutting down: it finishes accepted requests and accepts no new ones."""
+    """The server or the model is shutting down: it finishes accepted requests and accepts no new ones."""
+
+
+_WAY_OUT = "try again later, or on another replica"
+
+
+def draining(what: str = "the server", retry_after: float | None = None) -> Draining:
+    """Return the error for a new request to `what`, the server or a model."""
+    return Draining(f"{what} is shutting down and accepts no new requests; {_WAY_OUT}", retry_after=retry_after)
+
+
+def stopped(what: str, before: str) -> Draining:
+    """Return the error for a request that `what`, the server or a model, has accepted but not finished."""
+    return Draining(f"{what} was stopped before {before}; {_WAY_OUT}")
 
 
 class WorkerLost(CapacityError):

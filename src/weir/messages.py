@@ -224,7 +224,7 @@ class Dispatch:
         wakeup: why the batcher was polled.
         at: the instant of the decision, in seconds of the service's clock.
         attempt: how many times a worker has died with these requests.
-        plain: whether every request is one ITEM or undivided TENSORS, so that the entries of the batch are the requests.
+        undivided: whether the entries of the batch are its requests: no list of items, and no part of a request.
         seconds: how long the batch has occupied its worker, once it is back.
         entries: the batch's entries, which collate.py keeps here.
         begun: the entries that have received a part, or None.
@@ -249,7 +249,7 @@ class Dispatch:
     wakeup: Wakeup
     at: float
     attempt: int = 0
-    plain: bool = False
+    undivided: bool = False
     padding: float = 0.0
     bulk: int = 0
     gives_way: bool = False

@@ -26,7 +26,7 @@ def test_an_idle_worker_gets_what_there_is() -> None:
     assert (mill.batcher.has_waiting, mill.batcher.free_places) == (False, 1)
     (cut,) = mill.submit(*many(3))
     assert (mill.batcher.has_waiting, mill.batcher.free_places) == (False, 0)
-    assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.plain) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
+    assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.undivided) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
     assert mill.batcher.running == {cut.batch_id: cut}
     assert mill.finish(cut) == []
     assert [request.ends for request in mill.accepted] == [[0], [1], [2]]

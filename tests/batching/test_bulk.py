@@ -152,7 +152,7 @@ def test_bulk_work_fills_the_room_that_an_interactive_batch_leaves() -> None:
     (first,) = mill.submit(*many(1))
     mill.submit(*bulk(3), *bulk(4, key="other"), *many(2))
     (cut,) = mill.finish(first)
-    assert (cut.rows, cut.bulk, cut.reason, cut.plain) == (5, 3, Reason.IDLE, True)
+    assert (cut.rows, cut.bulk, cut.reason, cut.undivided) == (5, 3, Reason.IDLE, True)
     assert cut.explain()["bulk"] == 3
     mill.run_all()
 

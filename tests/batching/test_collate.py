@@ -15,16 +15,16 @@ def tensors(rows: int) -> Asked:
     return Asked({"x": numpy.arange(rows)}, kind=Kind.TENSORS, rows=rows)
 
 
-def dispatch(*requests: Asked, slices: list[tuple[int, int] | None] | None = None, plain: bool = False) -> Dispatch:
+def dispatch(*requests: Asked, slices: list[tuple[int, int] | None] | None = None, undivided: bool = False) -> Dispatch:
     """Return a dispatch of these."""
     rows = sum(request.form.rows for request in requests)
     return Dispatch(
-        1, 0, list(requests), slices, rows, float(rows), Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0, 2, plain
+        1, 0, list(requests), slices, rows, float(rows), Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0, 2, undivided
     )
 
 
 def test_a_plain_batch() -> None:
-    batch = to_batch(dispatch(*many(3), plain=True))
+    batch = to_batch(dispatch(*many(3), undivided=True))
     assert (batch.batch_id, batch.payloads, batch.content_types, batch.accepts, batch.attempt) == (
         1, [0, 1, 2], OBJECT, OBJECT, 2,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def test_entries_of_slices() -> None:
 def test_plain_answers_reach_those_that_still_wait() -> None:
     requests = many(3)
     requests[1].settled = True
-    cut = dispatch(*requests, plain=True)
+    cut = dispatch(*requests, undivided=True)
     assert deliver(cut, Events(1, "abc")) == [(requests[0], "a"), (requests[2], "c")]  # type: ignore[arg-type]  # a text is a sequence too
     assert all(request.settled for request in requests)
     assert deliver(cut, Events(1, ["x", "y", "z"])) == []
@@ -68,7 +68,7 @@ def test_answers_one_by_one_in_any_order() -> None:
 
 
 def test_parts_are_remembered_and_end_nothing() -> None:
-    cut = dispatch(*many(2), plain=True)
+    cut = dispatch(*many(2), undivided=True)
     kinds = [EventKind.PART, EventKind.DONE]
     assert deliver(cut, Events(1, ["part", "done"], kinds=kinds, final=False)) == [(cut.requests[1], "done")]
     assert cut.begun == {0}
@@ -78,7 +78,7 @@ def test_parts_are_remembered_and_end_nothing() -> None:
 
 def test_the_answers_of_a_streaming_model() -> None:
     requests = many(4)
-    cut = dispatch(*requests, plain=True)
+    cut = dispatch(*requests, undivided=True)
     kinds = [EventKind.PART, EventKind.DONE, EventKind.ERROR]
     events = Events(1, ["a", "b", InvalidRequest("c")], indices=[0, 1, 2], kinds=kinds, final=False)
     assert responses_in(cut, events) == ([(requests[0], "a")], requests[:2], requests[:2], [])
@@ -117,7 +117,7 @@ def test_what_was_gathered_is_left_when_the_whole_fails() -> None:
 @subcases("indices", [[0], [7], [-1], []])
 def test_what_the_worker_forgot_fails_at_the_end(indices: list[int]) -> None:
     first, second = Asked(0), Asked(1)
-    ends = deliver(dispatch(first, second, plain=True), Events(1, ["x"] * len(indices), indices=indices))
+    ends = deliver(dispatch(first, second, undivided=True), Events(1, ["x"] * len(indices), indices=indices))
     assert first.settled
     assert second.settled
     errors = {id(request): output for request, output in ends if isinstance(output, ModelError)}

@@ -30,7 +30,7 @@ def test_plain_requests_go_in_order() -> None:
     group = filled(*many(5))
     load = take(group, 3)
     assert payloads(load) == [0, 1, 2]
-    assert (load.rows, load.cost, load.slices, load.plain) == (3, 3.0, None, True)
+    assert (load.rows, load.cost, load.slices, load.undivided) == (3, 3.0, None, True)
     assert payloads(take(group, 3)) == [3, 4]
     assert group.waiting == 0
 
@@ -41,7 +41,8 @@ def test_the_slow_way_agrees_with_the_fast_one() -> None:
     for rows in (2, 2, 1):
         first, second = take(fast, rows), take(slow, rows)
         assert payloads(first) == payloads(second)
-        assert (first.rows, first.cost, first.plain, first.slices) == (second.rows, second.cost, second.plain, None)
+        assert (first.rows, first.cost, first.undivided) == (second.rows, second.cost, second.undivided)
+        assert first.slices is None
 
 
 def test_who_cannot_make_it_is_left_out() -> None:
@@ -58,7 +59,7 @@ def test_a_list_is_divided_so_that_batches_are_full() -> None:
     group = filled(Asked("a"), listed(5), Asked("b"))
     load = take(group, 4)
     assert load.slices == [None, (0, 3)]
-    assert (load.rows, load.cost, load.plain) == (4, 1.6, False)
+    assert (load.rows, load.cost, load.undivided) == (4, 1.6, False)
     assert load.divided == [load.requests[1]]
     load = take(group, 4)
     assert load.slices == [(3, 5), None]

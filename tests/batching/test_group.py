@@ -22,10 +22,10 @@ def test_settled_requests_in_the_middle_are_swept_out() -> None:
         request = Asked(number)
         group.add(request)
         end(group, request)
-    assert len(group.plain.waiting) <= 2 * SLACK + 2
+    assert len(group.main.waiting) <= 2 * SLACK + 2
     assert list(group) == [head]
     group.append(Asked("appended"))
-    assert len(group.plain.waiting) == len(group.plain) + group.plain.dead  # the bound append survives the sweeping
+    assert len(group.main.waiting) == len(group.main) + group.main.dead  # the bound append survives the sweeping
 
 
 def test_levels_are_in_order_of_priority_and_forgotten_when_empty() -> None:
@@ -37,7 +37,7 @@ def test_levels_are_in_order_of_priority_and_forgotten_when_empty() -> None:
     assert [level.priority for level in group.levels] == [0]
     end(group, requests[0])
     assert [level.priority for level in group.levels] == [0]
-    assert group.plain is group.levels[0].small.queue
+    assert group.main is group.levels[0].small.queue
 
 
 def test_ten_thousand_priorities_leave_nothing_behind() -> None:

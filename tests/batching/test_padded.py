@@ -49,7 +49,7 @@ def test_the_oldest_goes_with_those_nearest_in_length() -> None:
     group = filled(*map(of, (20.0, 5.0, 21.0, 90.0, 19.0, 20.0, 4.0)))
     load = take(group, 4)
     assert lengths(load) == [20.0, 20.0, 19.0, 21.0]
-    assert (load.rows, load.cost, load.padding, load.plain, load.slices) == (4, 84.0, 4.0, True, None)
+    assert (load.rows, load.cost, load.padding, load.undivided, load.slices) == (4, 84.0, 4.0, True, None)
     assert lengths(take(group, 2)) == [5.0, 4.0]
     assert lengths(take(group, 4)) == [90.0]
     assert take(group).requests == []

@@ -130,7 +130,7 @@ def test_neighbouring_entries_become_one_slice() -> None:
     load = draft_of([(items, 1, 2), (items, 2, 3), (items, 5, 6), (uneven, 0, 1)])
     assert load.requests == [items, items, uneven]
     assert load.slices == [(1, 3), (5, 6), (0, 1)]
-    assert (load.rows, load.plain) == (6, False)
+    assert (load.rows, load.undivided) == (6, False)
     assert load.cost == pytest.approx(6.0 + 1 / 3)
     longer = Asked(1, cost=10.0)
     entries: list[Entry] = [(items, 1, 2), (longer, 0, 1)]

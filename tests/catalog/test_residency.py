@@ -522,7 +522,7 @@ async def test_a_model_that_is_unloaded_and_evicted_is_not_loaded_again(evicted_
         await until(lambda: service.draining)
         calls = calls or [other.infer(0)]
         await turns(20)
-        with pytest.raises(Draining, match="is being stopped"):
+        with pytest.raises(Draining, match="is shutting down"):
             await service.infer(1)
         await house.finish("a")
         assert await call == ["a", 0]

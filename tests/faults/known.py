@@ -61,7 +61,7 @@ FAULTS = {
     "hopeless-texts-accepted": Fault("weir.text_server.encoder:Encoder._can_meet_deadline", value=gives(True)),
     "debt-forgotten-on-leaving": Fault("weir.text_server.requests:CallerQueue.leave", forgets("self._away[key]")),
     "place-among-distinct-texts": Fault(
-        "weir.text_server.requests:EncodeRequest.first_place", value=lambda _: lambda self, place: place
+        "weir.text_server.requests:EncodeRequest.first_index", value=lambda _: lambda self, index: index
     ),
     "one-more-than-top-n": Fault("weir.text_server.forms:ranking", mistakes("top_n", "top_n and top_n + 1")),
     "longest-client-id-refused": Fault("weir.text_server.forms:check_client", off_by_one("_MAX_CLIENT_ID")),

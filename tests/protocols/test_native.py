@@ -32,13 +32,13 @@ def required(registry: Registry, path: str, *headers: tuple[bytes, bytes]) -> Re
 def test_without_headers_everything_has_its_default() -> None:
     head = required(registry_of(Echo, timeout=7.0), "/infer/echo")
     assert (head.content_type, head.accept, head.timeout, head.priority, head.key) == (JSON, JSON, 7.0, 0, None)
-    assert (head.plain, head.batch, head.explain, head.coding, head.accept_coding) == (True, False, False, "", "")
+    assert (head.undecoded, head.batch, head.explain, head.coding, head.accept_coding) == (True, False, False, "", "")
 
 
 @subcases(("model", "path"), [(Echo, "/infer/echo/batch"), (Add, "/infer/add"), (Words, "/infer/words")])
-def test_what_the_server_must_read_itself_is_not_plain(model: Any, path: str) -> None:
+def test_the_server_decodes_what_it_must_read_itself(model: Any, path: str) -> None:
     head = required(registry_of(model), path)
-    assert not head.plain
+    assert not head.undecoded
 
 
 def test_every_header_is_read() -> None:

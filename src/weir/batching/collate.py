@@ -59,7 +59,7 @@ def is_done(entry: Entry) -> bool:
 
 def to_batch(dispatch: Dispatch) -> Batch:
     """Return the batch for the worker of `dispatch`. Payloads stay as they are; tensors are sliced, not copied."""
-    if dispatch.plain:
+    if dispatch.undivided:
         requests = dispatch.requests
         if len(requests) == 1:
             (request,) = requests

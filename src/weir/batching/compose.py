@@ -31,7 +31,7 @@ class BatchDraft:
         self.departed = 0  # rows that left the queue, those of late requests included
         self.departed_cost = 0.0  # what these rows cost
         self.late: list[Request] = []
-        self.plain = True  # all are single items, or undivided tensors
+        self.undivided = True  # all are single items, or tensors as a whole
         self.divided: list[Request] = []  # taken in part; the rest still waits
         self.bulk = 0  # rows of bulk work among those that were taken
         self.attempt = 0  # how many times a worker has died with these requests
@@ -64,7 +64,7 @@ class BatchDraft:
         if self.slices is not None:
             self.slices.append(None if whole else (start, stop))
         self.requests.append(request)
-        self.plain = self.plain and whole and request.form.kind is not Kind.ITEMS
+        self.undivided = self.undivided and whole and request.form.kind is not Kind.ITEMS
         dispatch(request, stop, total)
 
     def leave_out(self, request: Request) -> None:

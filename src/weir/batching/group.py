@@ -303,11 +303,11 @@ class Group:
     """The requests that may share a batch: equal batch key and shape.
 
     `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority. The level of priority 0 always exists;
-    `plain` is its queue of small requests, and `append` adds to that. `queue_type` is the type of the queues.
+    `main` is its queue of small requests, and `append` adds to that. `queue_type` is the type of the queues.
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
+        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "key", "levels", "main",
         "timeout", "turn",
     )  # fmt: skip
 
@@ -318,10 +318,10 @@ class Group:
         level = PriorityLevel(0, queue_type)
         self._by_priority = {0: level}
         self.levels = [level]
-        self.plain = level.small.queue
-        self.append = self.plain.waiting.append
+        self.main = level.small.queue
+        self.append = self.main.waiting.append
         self._deadlines = Deadlines()
-        self.timeout: float | None = None  # that of all, if all are in `plain`; None: deadlines are kept apart
+        self.timeout: float | None = None  # that of all, if all are in `main`; None: deadlines are kept apart
         self.arrived = 0
         self.departed = 0
         self.asleep = True  # it is empty, or the policy waits: it is not among the groups to be asked about
@@ -350,10 +350,10 @@ class Group:
 
     def add(self, request: Request) -> None:
         """Add a request of any kind."""
-        queue = self.queue_of(request) if request.form.priority or request.large else self.plain
-        if not self.waiting and queue is self.plain:
+        queue = self.queue_of(request) if request.form.priority or request.large else self.main
+        if not self.waiting and queue is self.main:
             self.timeout = request.form.timeout
-        elif request.form.timeout != self.timeout or queue is not self.plain:
+        elif request.form.timeout != self.timeout or queue is not self.main:
             if self.timeout is not None:
                 self._keep_deadlines_apart()
             self._deadlines.add(request)
@@ -363,7 +363,7 @@ class Group:
     def _keep_deadlines_apart(self) -> None:
         self.timeout = None
         self._deadlines = Deadlines()
-        for request in self.plain.waiting:
+        for request in self.main.waiting:
             if not request.settled:
                 self._deadlines.add(request)
 
@@ -388,26 +388,26 @@ class Group:
         """Return the earliest deadline of those that wait; infinity if none does."""
         if self.timeout is None:
             return self._deadlines.earliest()
-        waiting = self.plain.waiting
+        waiting = self.main.waiting
         return waiting[0].deadline if waiting else inf
 
     def last_deadline(self, rows: int) -> float:
         """Return an instant before the deadlines of the last `rows` small requests that came; -infinity if there are fewer."""
-        waiting = self.plain.waiting
+        waiting = self.main.waiting
         return nextafter(waiting[-rows].deadline, -inf) if len(waiting) >= rows else -inf
 
     def rank(self) -> tuple[float, float]:
         """Return the earliest deadline and the earliest arrival, infinity if none waits: the group with the lowest pair is next."""
         if self.timeout is None:
             return self._deadlines.earliest(), self.oldest()
-        waiting = self.plain.waiting
+        waiting = self.main.waiting
         return (waiting[0].deadline, waiting[0].arrival) if waiting else (inf, inf)
 
     def passed(self, now: float) -> list[Request]:
         """Return the waiting requests whose deadline is not after `now`; the caller settles and removes each."""
         if self.timeout is None:
             return self._deadlines.passed(now)
-        due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
+        due = takewhile(lambda request: request.deadline <= now, self.main.waiting)
         return [request for request in due if not request.settled and request.taken < request.form.rows]
 
     def tight(self, until: float) -> Sequence[Request]:

@@ -256,7 +256,7 @@ class RequestQueue:
             self.scheduler.wake(group)
 
     def enter_alike(self, requests: Sequence[Request]) -> None:
-        """Add `requests`, which are plain, of priority 0, of one key and one timeout, and in order of arrival."""
+        """Add `requests`, which are ordinary, of one key and one timeout, and in order of arrival."""
         first, last = requests[0], requests[-1]
         group = self.groups.get(first.form.key)
         if group is None or first.form.timeout != group.timeout:
@@ -267,7 +267,7 @@ class RequestQueue:
             for request in requests:
                 self.enter(request)
             return
-        group.plain.add_alike(requests)
+        group.main.add_alike(requests)
         group.arrived += len(requests)
         self.arrivals += len(requests)
         self.last_arrival = max(self.last_arrival, last.arrival)

@@ -100,7 +100,7 @@ def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDr
     draft.slices = []
     rows = 0.0
     for request, start, stop in entries:
-        draft.plain = draft.plain and request.form.kind is Kind.ITEM
+        draft.undivided = draft.undivided and request.form.kind is Kind.ITEM
         share = (stop - start) / _entry_range(request)
         rows += request.form.rows * share
         draft.cost += request.form.cost * share
@@ -114,7 +114,7 @@ def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDr
     if padding_cost is not None:
         draft.padding = padding_cost * (draft.rows * max(map(length_of, draft.requests)) - draft.cost)
         draft.cost += draft.padding
-    if draft.plain:
+    if draft.undivided:
         draft.slices = None
     return draft
 

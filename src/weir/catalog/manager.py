@@ -41,6 +41,7 @@ from weir.errors import (
     SettingsError,
     WeirError,
     counted,
+    draining,
     unknown_model,
 )
 from weir.policy.backoff import Backoff
@@ -75,7 +76,7 @@ class ChangeQueue:
         Raises Overloaded when too many changes wait and it is `bounded`, and Draining when the queue is closed or becomes closed.
         """
         if self._closed:
-            raise _changes_closed()
+            raise draining()
         if bounded and len(self._tasks) >= MAX_CHANGES:
             rule = f"{len(self._tasks)} changes are pending, which is the maximum; try again later"
             raise Overloaded(rule, retry_after=1.0)
@@ -86,7 +87,7 @@ class ChangeQueue:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled() and self._closed:
-                raise _changes_closed() from None
+                raise draining() from None
             raise
 
     async def close(self) -> None:
@@ -102,10 +103,6 @@ class ChangeQueue:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.debug("a change was not made: %s", task.exception())
-
-
-def _changes_closed() -> Draining:
-    return Draining("the server is shutting down; models can no longer be loaded or unloaded")
 
 
 class WorkerEndpoint(NamedTuple):

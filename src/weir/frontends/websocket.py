@@ -21,11 +21,11 @@ from weir.errors import (
     Cancelled,
     CapacityError,
     Conflict,
-    Draining,
     Overloaded,
     WeirError,
     bounded,
     brief,
+    draining,
 )
 from weir.messages import TRACEPARENT
 from weir.protocols import HttpSettings
@@ -265,7 +265,7 @@ class Session:
         while self._has_enough(size) and not self._refused:
             await self._change()
         if self._refused:
-            raise Draining("the server is shutting down and accepts no new requests", retry_after=1.0)
+            raise draining(retry_after=1.0)
 
     def _has_enough(self, size: int, times: int = 1) -> bool:
         """Return whether the connection has as many requests in flight, or as many bytes besides `size`, as it may have. With none in flight it has room."""

@@ -310,7 +310,7 @@ class JobRoutes:
     @property
     def _runner(self) -> JobRunner:
         if self._made is None:
-            raise Draining("the server runs no batch jobs now: it is starting or shutting down")
+            raise Draining("the server runs no batch jobs now: it is starting or shutting down; try again later")
         return self._made
 
     def endpoints(self) -> list[HttpEndpoint]:

@@ -97,11 +97,11 @@ class RequestOptions:
 class RequestHead(RequestOptions):
     """The head of an inference request.
 
-    `plain` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
+    `undecoded` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
     `RequestBase(head.form, body, now)`. Every other body, and every compressed one (`coding`), goes through `entries.item_entries`.
     """
 
-    __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
+    __slots__ = ("accept", "batch", "content_type", "service", "stream", "undecoded")
 
     def __init__(self, service: ModelHandle, batch: bool) -> None:
         super().__init__(service.facts.settings.timeout)
@@ -110,7 +110,7 @@ class RequestHead(RequestOptions):
         self.content_type = JSON
         self.accept = JSON
         self.stream = service.facts.streaming  # the response is a stream of events
-        self.plain = not (batch or service.facts.needs_measure or service.facts.takes_tensors)
+        self.undecoded = not (batch or service.facts.needs_measure or service.facts.takes_tensors)
 
 
 def read_head(

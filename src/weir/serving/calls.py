@@ -22,7 +22,8 @@ from weir.workers.timer import end_tasks
 class InProcessRequest:
     """The attributes of messages.Request that rarely differ from call to call.
 
-    They are attributes of the class: setting them on each call would cost more than all the rest of making a call.
+    They are attributes of the class: setting them on each call would cost more than all the rest of making a call. This is no RequestBase, because a future
+    cannot have a second base class with slots.
     """
 
     __slots__ = ()

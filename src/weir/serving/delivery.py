@@ -33,7 +33,7 @@ class Delivery:
         """Give the requests of `dispatch` their responses and errors in `events`. `now` is in seconds of the service's clock."""
         if events.kinds is not None:
             self._note_failed([output for output in events.outputs if isinstance(output, WeirError)], now)
-        whole = dispatch.plain and events.indices is None and events.kinds is None
+        whole = dispatch.undivided and events.indices is None and events.kinds is None
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
         else:

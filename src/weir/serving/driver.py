@@ -16,7 +16,7 @@ from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.request_state import settle
-from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, WeirError
+from weir.errors import Cancelled, DeadlineExceeded, ModelError, ModelNotReady, Overloaded, WeirError, draining, stopped
 from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.backpressure import BackpressureQueue, WaitingCall
@@ -175,7 +175,7 @@ class Driver(BatcherUser):
             was_started = self.phase is not DriverPhase.WAITING
             self.phase = DriverPhase.STOPPED
             self.not_ready_reason, self.failed = STOPPED, ""
-            self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
+            self._fail_all(lambda request: stopped(f"model {self._delivery.model!r}", "the response was ready"))
             self._end_drains()
             if self.streaming:
                 for each in self.batcher.running.values():
@@ -336,7 +336,7 @@ class Driver(BatcherUser):
             hint = _START if self.not_ready_reason == NOT_STARTED else ""
             return self._not_ready(f"{self.not_ready_reason}{hint}")
         if self.draining:
-            return Draining(f"model {name!r} is being stopped and accepts no new requests")
+            return draining(f"model {name!r}")
         # First come, first served: calls that wait for room come before this request.
         return Overloaded(f"the queue of model {name!r} is full", retry_after=self.batcher.drain_time())
 

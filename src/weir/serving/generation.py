@@ -147,9 +147,9 @@ class Generation:
             view.attach(label, self.recorder, self)
         self.tracing = tracer_among(observers)
         self.streaming = self.facts.streaming
-        self.plain = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
+        self.takes_as_is = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
         self.form = Form(self.settings.timeout)  # of the calls in this process that state nothing else
-        self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
+        self.simple = self.takes_as_is and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
         self._unmet = capabilities_of(executor).unmet or str
         self._hooks = hooks

@@ -296,7 +296,7 @@ class Service:
             options["key"] = Express(object(), options.get("key"))
         batching = self.facts.batching
         largest = min(batching.max_queue_size, batching.capacity or batching.max_queue_size)
-        if self.generation.plain and 0 < len(items) <= largest:
+        if self.generation.takes_as_is and 0 < len(items) <= largest:
             call = self._new_call(ListCall, items, **options)
             call.form = call.form.replaced(kind=Kind.ITEMS, rows=len(items), cost=float(len(items)))
             call.return_errors = return_errors
@@ -617,7 +617,7 @@ class Service:
             raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")
         if not is_hashable(form.key):
             raise InvalidRequest(f"key={form.key!r:.100}: must be hashable")
-        if not generation.plain and form.kind is Kind.ITEM:
+        if not generation.takes_as_is and form.kind is Kind.ITEM:
             describe(generation.model, call)
 
 

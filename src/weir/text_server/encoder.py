@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy
 
 from weir.batching.settings import BatchingSettings
-from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief, draining
 from weir.images import Picture
 from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form
 from weir.protocols.account import CLAIM, charge
@@ -29,11 +29,11 @@ from weir.text_server.requests import (
     OneText,
     ReadyText,
     TextPiece,
+    at_text,
     deadline_of,
     distinct,
     own_limit,
     stated_limit,
-    with_place,
 )
 from weir.text_server.texts import NO_OPTIONS, Encoded, Phases, TextFacts, TextOptions, TextQuery, texts_bytes
 from weir.text_server.tokenizing import (
@@ -63,7 +63,7 @@ class OpenRequests:
     def begin(self) -> None:
         """Count a request. Raises Draining if no more are accepted."""
         if self._closed:
-            raise Draining("the server is shutting down")
+            raise draining()
         self._count += 1
 
     def end(self) -> None:
@@ -256,9 +256,9 @@ class Encoder:
         own = self._service.facts.settings.timeout
         deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now() - query.waited)
         long = many or size > _COMPARED_AT_ONCE
-        distinct_texts, places = await asyncio.to_thread(distinct, texts) if long else distinct(texts)
+        distinct_texts, indices = await asyncio.to_thread(distinct, texts) if long else distinct(texts)
         request = EncodeRequest(
-            distinct_texts, places, query, Exchange(self._service, frontend=query.frontend), rule, deadline
+            distinct_texts, indices, query, Exchange(self._service, frontend=query.frontend), rule, deadline
         )
         if self._shape.of_tokens or options.outputs:
             request.claim = CLAIM.get()
@@ -304,7 +304,7 @@ class Encoder:
             return None
         (result,) = found
         if isinstance(result, WeirError):
-            raise with_place(result, 0)
+            raise at_text(result, 0)
         as_json = query.as_json and options.dimensions is None and self._is_small and not result.truncated
         # Nothing of it is of one request, as it is not traced.
         call = self._calls.get(query.frontend) or self._calls.setdefault(
@@ -331,7 +331,7 @@ class Encoder:
         except WeirError as refusal:
             self._callers.release()
             self._open_requests.end()
-            raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else with_place(refusal, 0)) from None
+            raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else at_text(refusal, 0)) from None
         self._held += 1
         self._under_way[one.form.priority < 0] += 1
         self._texts.entered(one.form.cost)
@@ -355,7 +355,7 @@ class Encoder:
             return
         error, output, dispatch = one.error, one.output, one.dispatch
         if error is not None:
-            one.done(_one_too_late(one) if isinstance(error, DeadlineExceeded) else with_place(error, 0))
+            one.done(_one_too_late(one) if isinstance(error, DeadlineExceeded) else at_text(error, 0))
             return
         assert dispatch is not None  # it has its output
         if type(output) is bytes:
@@ -425,7 +425,7 @@ class Encoder:
         return await self._each(partial(self._tokenizer.decode, skip_special=skip_special), ids, timeout)
 
     async def _each(self, work: Callable[[Any], T], values: Sequence[Any], timeout: float | None) -> list[T]:
-        """Return the result of `work` for each value, which is done in a thread. Raises its error with the place of the value, and DeadlineExceeded; then no
+        """Return the result of `work` for each value, which is done in a thread. Raises its error with the index of the value, and DeadlineExceeded; then no
         further value is worked at."""
         limit = own_limit(self._service.facts.settings.timeout) if timeout is None else stated_limit(timeout)
         goes_on = Event()
@@ -534,7 +534,7 @@ class Encoder:
         # What else is made in addition to dense vectors is charged when it is there.
         if request.claim is None or longest <= request.charged_tokens or TextOutput.DENSE in request.outputs:
             return True
-        texts = len(request.texts if request.places is None else request.places)
+        texts = len(request.texts if request.indices is None else request.indices)
         try:
             request.claim.take(_FLOAT_BYTES * self.dimensions * texts * (longest - request.charged_tokens))
         except WeirError as error:
@@ -574,11 +574,11 @@ class Encoder:
         found: list[ReadyText] = []
         if request.ended:
             return found
-        for place, result in enumerate(results, start):
+        for index, result in enumerate(results, start):
             if not isinstance(result, WeirError):
-                found += request.add_tokens(place, result, self._shape.normalize, self._shape.max_pooled)
-            elif not request.add_error(place, result):
-                self._fail(request, with_place(result, request.first_place(place)))
+                found += request.add_tokens(index, result, self._shape.normalize, self._shape.max_pooled)
+            elif not request.add_error(index, result):
+                self._fail(request, at_text(result, request.first_index(index)))
                 return []
         if not request.left:
             self._end(request)
@@ -630,7 +630,7 @@ class Encoder:
         except WeirError as refusal:
             error = _too_late(request) if isinstance(refusal, DeadlineExceeded) else refusal
             self._callers.ended(tag)
-            self._fail(request, with_place(error, request.first_place(text_request.place)))
+            self._fail(request, at_text(error, request.first_index(text_request.index)))
             return False
         request.under_way.add(text_request)
         tower.entered(text_request.form.cost)
@@ -641,7 +641,7 @@ class Encoder:
 
     def _text_ended(self, text_request: TextPiece) -> None:
         """Store the vector or the error of a text. End the request if it was the last, or with an error that is not of this text alone."""
-        request, place, error = text_request.request, text_request.place, text_request.error
+        request, index, error = text_request.request, text_request.index, text_request.error
         self._leave_queue(text_request)
         if request.ended:
             return
@@ -649,17 +649,17 @@ class Encoder:
             request.dispatch = text_request.dispatch, text_request.arrival
         try:
             if error is None:
-                request.put(place, text_request.piece, text_request.output)
-            elif not request.add_error(place, error):
+                request.put(index, text_request.piece, text_request.output)
+            elif not request.add_error(index, error):
                 # The queue's error names the time that was left, not the caller's timeout.
                 error = _too_late(request) if isinstance(error, DeadlineExceeded) else error
-                self._fail(request, with_place(error, request.first_place(place)))
+                self._fail(request, at_text(error, request.first_index(index)))
         except WeirError as failure:
             self._fail(request, failure)
         except Exception as failure:
             # The output is not a vector, or there is no memory for all: the caller needs an answer.
             wrong = ModelError(f"the vectors could not be put together: {brief(failure, 200)}")
-            self._fail(request, with_place(wrong, request.first_place(place)))
+            self._fail(request, at_text(wrong, request.first_index(index)))
         else:
             if not request.left:
                 self._end(request)
@@ -718,15 +718,15 @@ class Encoder:
 
 
 def _each(work: Callable[[Any], T], values: Sequence[Any], goes_on: Callable[[], bool]) -> list[T]:
-    """Return the result of `work` for each value, as long as it `goes_on`. Raises its error with the place of the value."""
+    """Return the result of `work` for each value, as long as it `goes_on`. Raises its error with the index of the value."""
     results = list[T]()
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not goes_on():
             break
         try:
             results.append(work(value))
         except WeirError as error:
-            raise with_place(error, place) from None
+            raise at_text(error, index) from None
     return results
 
 

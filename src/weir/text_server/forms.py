@@ -86,7 +86,7 @@ def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None
 
 
 def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
-    """Return `text` if it is a string, and not empty unless it may be. Raises InvalidRequest naming its place `where` and the rule."""
+    """Return `text` if it is a string, and not empty unless it may be. Raises InvalidRequest naming `where` and the rule."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
     if not (text or may_be_empty):
@@ -97,7 +97,7 @@ def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
 def read_texts(value: Any, field: str, context: EmbeddingContext) -> list[Asked]:
     """Return the texts of `field`: a text or a picture, a list of such (see `read_part`), a list of token ids, or a list of such.
 
-    Raises InvalidRequest naming the place and the rule.
+    Raises InvalidRequest naming the index and the rule.
     """
     if isinstance(value, (str, dict)):
         return [read_part(value, field, context)]
@@ -113,17 +113,17 @@ def _text_or_ids(value: Any, where: str, context: EmbeddingContext) -> Asked:
 
 
 def read_list(values: Any, field: str, context: EmbeddingContext, read: Callable[[Any, str], T]) -> list[T]:
-    """Return what `read` makes of each element of the list `field` and the element's place, as many as a request may have. Raises InvalidRequest."""
+    """Return what `read` makes of each element of the list `field` and the element's index, as many as a request may have. Raises InvalidRequest."""
     if not isinstance(values, list):
         raise InvalidRequest(f"must be a list of texts, is {brief(values)}").of(field)
     context.check_count(len(values), field)
-    return [read(value, f"{field}[{place}]") for place, value in enumerate(values)]
+    return [read(value, f"{field}[{index}]") for index, value in enumerate(values)]
 
 
 def read_part(value: Any, where: str, context: EmbeddingContext, *, may_be_empty: bool = False) -> Asked:
     """Return a text, or what an object has alone: the text of `text`, or the picture of `image` or `image_url`; see `read_image`.
 
-    Raises InvalidRequest naming its place `where` and the rule.
+    Raises InvalidRequest naming `where` and the rule.
     """
     if isinstance(value, (Picture, PictureUrl)):
         return value
@@ -139,20 +139,20 @@ def read_part(value: Any, where: str, context: EmbeddingContext, *, may_be_empty
 
 
 def token_ids(value: Any, where: str) -> list[int]:
-    """Return `value` if it is a list of token ids that is not empty. Raises InvalidRequest naming its place `where`."""
+    """Return `value` if it is a list of token ids that is not empty. Raises InvalidRequest naming `where`."""
     if not isinstance(value, list) or not value:
         rule = "must not be empty" if value == [] else f"must be a list of token ids, is {brief(value)}"
         raise InvalidRequest(f"{where}: {rule}")
-    for place, token in enumerate(value):
+    for index, token in enumerate(value):
         if type(token) is not int or not 0 <= token < _MOST_TOKENS:
-            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
+            raise InvalidRequest(f"{where}[{index}]: must be a token id, is {brief(token, 40)}")
     return value
 
 
 def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
     """Return `text` if it is a string, a list of words or a list of token ids; with `tokenized` it must be a list of words.
 
-    Raises InvalidRequest naming its place `where` and the rule.
+    Raises InvalidRequest naming `where` and the rule.
     """
     if not isinstance(text, list):
         if tokenized:
@@ -202,7 +202,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_content(value: Any, where: str, context: EmbeddingContext) -> Asked:
-    """Return the text or the picture of an object whose `content` is a text, or a list of one part. Raises InvalidRequest naming its place `where`."""
+    """Return the text or the picture of an object whose `content` is a text, or a list of one part. Raises InvalidRequest naming `where`."""
     content = value.get("content") if isinstance(value, dict) else None
     parts = [content] if isinstance(content, str) else content
     if not isinstance(parts, list) or len(parts) != 1 or not isinstance(parts[0], (str, dict)):
@@ -215,7 +215,7 @@ def read_content(value: Any, where: str, context: EmbeddingContext) -> Asked:
 
 
 class Ranked(Struct, omit_defaults=True):
-    """A document at its place in a ranking: its index in the request, its score, and its text if the request asks for it."""
+    """A document in a ranking: its index in the request, its score, and its text if the request asks for it."""
 
     index: int
     score: float

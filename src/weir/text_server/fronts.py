@@ -81,8 +81,8 @@ class Counting:
     def add(self, counter: Counter, names: tuple[str, ...], *numbers: int) -> None:
         """Add `numbers` to those that the method `counter` is called with behind `names`."""
         sums = self._sums.setdefault((counter, names), [0] * len(numbers))
-        for place, number in enumerate(numbers):
-            sums[place] += number
+        for index, number in enumerate(numbers):
+            sums[index] += number
         self._changed()
 
     def received(self, client: str, frontend: str, texts: int, at: float) -> None:

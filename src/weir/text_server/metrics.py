@@ -247,7 +247,7 @@ class PaddingMetrics(SilentObserver, Collector):
             return
         lengths = [length_of(request) for request in dispatch.requests]
         runs = [range(len(lengths))] if shapes.runs is None else shapes.runs(lengths)
-        area = sum(len(run) * max(shapes.fixed_length, *(lengths[place] for place in run)) for run in runs)
+        area = sum(len(run) * max(shapes.fixed_length, *(lengths[index] for index in run)) for run in runs)
         self.tokens[shapes.model or model] += sum(lengths)
         self.padding[shapes.model or model] += shapes.padding_cost * (area - sum(lengths))
 

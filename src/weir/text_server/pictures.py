@@ -74,7 +74,7 @@ def has_pictures(texts: Sequence[Asked]) -> bool:
 def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | PictureUrl:
     """Return the picture that `value` is: a file of an upload, bytes of msgpack, base64, a data: URL, or a URL; alone, or as OpenAI's object with `url`.
 
-    Raises InvalidRequest naming its place `where` and the rule, also for a URL if `limits` allow none.
+    Raises InvalidRequest naming `where` and the rule, also for a URL if `limits` allow none.
     """
     if isinstance(value, Picture):
         return value
@@ -149,12 +149,12 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
     return document
 
 
-def _typed(data: bytes, stated: str, field: str, place: int) -> Picture:
-    """Return the picture of a file whose sender has `stated` its media type. Raises InvalidRequest naming its place in `field`."""
+def _typed(data: bytes, stated: str, field: str, index: int) -> Picture:
+    """Return the picture of a file whose sender has `stated` its media type. Raises InvalidRequest naming its index in `field`."""
     try:
         check_type(stated)
     except InvalidRequest as error:
-        raise error.at(field, place) from None
+        raise error.at(field, index) from None
     return Picture(data)
 
 
@@ -189,22 +189,22 @@ async def fetched(
 ) -> Sequence[Text | WeirError]:
     """Return `texts` with the pictures that `fetch` returns for their URLs, each fetched once, within `timeout` seconds.
 
-    Raises what `fetch` raises, InvalidRequest with the place of the text; with `each` that takes the place of the picture. Raises DeadlineExceeded."""
+    Raises what `fetch` raises, InvalidRequest with the index of the text; with `each` that takes the index of the picture. Raises DeadlineExceeded."""
     urls: dict[PictureUrl, int] = {}
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if isinstance(text, PictureUrl):
-            urls.setdefault(text, place)
+            urls.setdefault(text, index)
     found: dict[PictureUrl, Picture | WeirError] = {}
     left = iter(urls.items())
 
     async def fetch_next() -> None:
-        for picture, place in left:
+        for picture, index in left:
             try:
                 found[picture] = Picture(await fetch(picture.url))
             except InvalidRequest as error:
                 found[picture] = error
                 if not each:
-                    raise error.at(TEXTS_FIELD, place) from None
+                    raise error.at(TEXTS_FIELD, index) from None
 
     tasks = [asyncio.create_task(fetch_next()) for _ in range(min(_AT_ONCE, len(urls)))]
     try:

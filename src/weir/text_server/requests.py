@@ -77,9 +77,9 @@ class PieceVectors:
 
 
 def _each_term_once(terms: Any) -> Any:
-    words, places = numpy.unique(terms[:, 0], return_inverse=True)
+    words, inverse = numpy.unique(terms[:, 0], return_inverse=True)
     weights = numpy.zeros(len(words), numpy.float32)
-    numpy.maximum.at(weights, places, terms[:, 1])
+    numpy.maximum.at(weights, inverse, terms[:, 1])
     return numpy.stack([words, weights], axis=1)
 
 
@@ -136,7 +136,7 @@ class EncodeRequest:
 
     Attributes:
         texts: the distinct texts of the request.
-        places: for each text of the caller its index in `texts`; None if all texts are distinct.
+        indices: for each text of the caller its index in `texts`; None if all texts are distinct.
         query: what is asked for.
         key: the priority, and the client or an object of its own.
         rule: how its texts are tokenized.
@@ -160,7 +160,7 @@ class EncodeRequest:
     """
 
     texts: list[Text]
-    places: list[int] | None
+    indices: list[int] | None
     query: TextQuery
     call: "Exchange"
     rule: TokenRule
@@ -210,59 +210,59 @@ class EncodeRequest:
 
     def add_tokens(
         self,
-        place: int,
+        index: int,
         found: Tokenized | list[Tokenized] | EncodedImage,
         normalize: bool,
         max_pooled: Sequence[bool] | None = None,
     ) -> list[ReadyText]:
         """Store the tokens of a text or of its pieces, or what a picture costs; return what enters the queue for it. For the other arguments see PieceVectors."""
         if isinstance(found, EncodedImage):
-            self.counts[place] = found.tokens
-            return [(place, 0, found)]
+            self.counts[index] = found.tokens
+            return [(index, 0, found)]
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
-        self.counts[place] = sum(counts)
+        self.counts[index] = sum(counts)
         self.foreign += pieces[0].foreign
-        self.truncated[place] = any(piece.truncated for piece in pieces)
+        self.truncated[index] = any(piece.truncated for piece in pieces)
         if self.ids is not None:
-            self.ids[place] = b"".join(piece.ids for piece in pieces)
+            self.ids[index] = b"".join(piece.ids for piece in pieces)
         if len(pieces) > 1:
-            self.pieces[place] = [
+            self.pieces[index] = [
                 PieceVectors(counts, normalize, max_pooled, terms=output is TextOutput.SPARSE)
                 for output in self.outputs or (None,)
             ]
-        return [(place, number, Tokens(piece.ids, piece.second, self.outputs)) for number, piece in enumerate(pieces)]
+        return [(index, number, Tokens(piece.ids, piece.second, self.outputs)) for number, piece in enumerate(pieces)]
 
-    def put(self, place: int, piece: int, output: Any) -> bool:
+    def put(self, index: int, piece: int, output: Any) -> bool:
         """Store the vector of a text, or of one of its pieces. Return whether all texts now have a vector or an error.
 
         Raises Overloaded or TooLarge if there is no memory for vectors of so many rows.
         """
         found: list[Any] = [numpy.asarray(each, numpy.float32) for each in (output if self.outputs else (output,))]
-        if place in self.pieces:
-            found = [pieces.put(piece, each) for pieces, each in zip(self.pieces[place], found, strict=True)]
+        if index in self.pieces:
+            found = [pieces.put(piece, each) for pieces, each in zip(self.pieces[index], found, strict=True)]
             if found[0] is None:
                 return False
         vector = found[0]
         if vector.ndim > 1:
             self._charge(*vector.shape)
         if len(found) > 1:
-            self._put_further(place, found[1:])
+            self._put_further(index, found[1:])
         if self.vectors is None:
             count, create = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
             self.vectors = create((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
-        self.vectors[place] = vector
+        self.vectors[index] = vector
         self.left -= 1
         return not self.left
 
-    def _put_further(self, place: int, found: list[Any]) -> None:
+    def _put_further(self, index: int, found: list[Any]) -> None:
         """Store the second and further outputs of a text. Raises what Claim.take does."""
         if not self.further:
             self.further = [[None] * len(self.texts) for _ in found]
         if self.claim is not None:
             self.claim.take(sum(each.nbytes for each in found))
         for results, each in zip(self.further, found, strict=True):
-            results[place] = each
+            results[index] = each
 
     def further_outputs(self) -> dict[TextOutput, list[Any]]:
         """Return the second and further outputs of the caller's texts; of a text with an error None."""
@@ -272,16 +272,16 @@ class EncodeRequest:
     def _charge(self, rows: int, size: int) -> None:
         """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""
         if self.claim is not None and rows > self.charged_tokens:
-            texts = len(self.texts if self.places is None else self.places)
+            texts = len(self.texts if self.indices is None else self.indices)
             self.claim.take(4 * size * texts * (rows - self.charged_tokens))
             self.charged_tokens = rows
 
-    def add_error(self, place: int, error: WeirError) -> bool:
+    def add_error(self, index: int, error: WeirError) -> bool:
         """Store the error of a text if the error does not end the request; return whether the request goes on."""
         if self.errors is None or isinstance(error, (CapacityError, DeadlineExceeded)):
             return False
-        if place not in self.errors:  # another piece of the text may have failed too
-            self.errors[place] = error
+        if index not in self.errors:  # another piece of the text may have failed too
+            self.errors[index] = error
             self.left -= 1
         return True
 
@@ -301,13 +301,13 @@ class EncodeRequest:
         if vectors is None:  # all have errors
             vectors = numpy.zeros((len(self.texts), 0), numpy.float32)
         if isinstance(vectors, list):
-            there = [(place, vector) for place, vector in enumerate(vectors) if vector is not None]
+            there = [(index, vector) for index, vector in enumerate(vectors) if vector is not None]
             longest = max(len(vector) for _, vector in there)
             filled = numpy.zeros((len(vectors), longest, there[0][1].shape[1]), numpy.float32)
-            for place, vector in there:
-                filled[place, : len(vector)] = vector
+            for index, vector in there:
+                filled[index, : len(vector)] = vector
             vectors = filled
-        return vectors if self.places is None else vectors[self.places]
+        return vectors if self.indices is None else vectors[self.indices]
 
     def lengths(self) -> list[int] | None:
         """Return how many vectors each text of the caller has; None if each text has one."""
@@ -330,15 +330,15 @@ class EncodeRequest:
 
     def errors_per_text(self) -> list[WeirError | None] | None:
         """Return the error or None of each text of the caller; None if there are no errors."""
-        return self.per_text([self.errors.get(place) for place in range(len(self.texts))]) if self.errors else None
+        return self.per_text([self.errors.get(index) for index in range(len(self.texts))]) if self.errors else None
 
     def per_text(self, values: list[Any]) -> list[Any]:
         """Return a value for each text of the caller, given `values` for the distinct texts."""
-        return values if self.places is None else [values[place] for place in self.places]
+        return values if self.indices is None else [values[index] for index in self.indices]
 
-    def first_place(self, place: int) -> int:
-        """Return the first index, in the caller's list, of the text with the index `place` in `texts`."""
-        return place if self.places is None else self.places.index(place)
+    def first_index(self, index: int) -> int:
+        """Return the first index, in the caller's list, of the text with `index` in `texts`."""
+        return index if self.indices is None else self.indices.index(index)
 
 
 class TextRequest(QueuedRequest):
@@ -370,7 +370,7 @@ class TextRequest(QueuedRequest):
 class TextPiece(TextRequest):
     """A text of `request`, or a piece of one, which costs `cost` tokens. Its timeout is what is left `now` of that of the whole request."""
 
-    __slots__ = ("piece", "place", "request")
+    __slots__ = ("index", "piece", "request")
 
     @property
     def limit(self) -> tuple[float, float]:
@@ -382,7 +382,7 @@ class TextPiece(TextRequest):
         self, request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float, tag: float, now: float
     ) -> None:  # fmt: skip
         self.request = request
-        self.place, self.piece, tokens = ready
+        self.index, self.piece, tokens = ready
         call, deadline = request.call, request.deadline.at
         form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=call.frontend, caller=call.caller)
         super().__init__(call, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
@@ -430,25 +430,25 @@ def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
         return list(texts), None
     found: dict[Any, int] = {}
     first: list[Text] = []
-    places = []
+    indices = []
     for text in texts:
         key = text if isinstance(text, (str, tuple)) and _is_text(text) else id(text)
-        place = found.setdefault(key, len(first))
-        if place == len(first):
+        index = found.setdefault(key, len(first))
+        if index == len(first):
             first.append(text)
-        places.append(place)
-    return (first, places) if len(first) < len(texts) else (list(texts), None)
+        indices.append(index)
+    return (first, indices) if len(first) < len(texts) else (list(texts), None)
 
 
 def _is_text(text: Any) -> bool:
     return isinstance(text, (str, Picture)) or all(isinstance(part, str) for part in text)
 
 
-def with_place(error: WeirError, place: int) -> WeirError:
+def at_text(error: WeirError, index: int) -> WeirError:
     """Return `error` with the index of the text at fault before its message. Errors of capacity and deadlines, which no text causes, are unchanged."""
     if isinstance(error, (CapacityError, DeadlineExceeded)):
         return error
-    return error.at(TEXTS_FIELD, place)
+    return error.at(TEXTS_FIELD, index)
 
 
 MAX_SPANS = 128  # of each kind in one request: a large request has no spans for its other texts and tokenizer calls

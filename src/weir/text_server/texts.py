@@ -34,7 +34,7 @@ def _bytes_of(text: Any) -> int:
 
 
 _OBJECT_BYTES, _ID_BYTES = 56, 40
-Truncated = Annotated[list[int], Meta(description="places of the texts that were cut")]
+Truncated = Annotated[list[int], Meta(description="indices of the texts that were cut")]
 
 
 class Phases(NamedTuple):
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
         phases: how long the request took.
         written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` and `phases` are empty then.
         further: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
-        details: the tokens of each text with their places in it, if they were asked for.
+        details: the tokens of each text with their positions in it, if they were asked for.
         decoded: the text of each list of token ids, if that was asked for.
         images: how many of the texts are pictures.
     """
@@ -289,7 +289,7 @@ class Encodes(Protocol):
     async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return the vectors of one or more `texts`, in order. Cancelling the call takes the texts out of the queue.
 
-        Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
+        Raises InvalidRequest naming the index of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """
 
     def encode_one(
@@ -305,7 +305,7 @@ class Encodes(Protocol):
     ) -> list[list[TokenDetail]]:
         """Return the tokens of each text, none cut off; with `special` also the model's special tokens. For `prompt` and `timeout` see `encode`.
 
-        Raises InvalidRequest naming the place of the text and the rule, and DeadlineExceeded.
+        Raises InvalidRequest naming the index of the text and the rule, and DeadlineExceeded.
         """
 
     async def decode(

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
-from weir.errors import Draining, InvalidRequest, ModelError, WeirError
+from weir.errors import InvalidRequest, ModelError, WeirError, stopped
 from weir.images import Picture
 from weir.text_models.texts import EncodedImage, Text, TokenDetail, Tokenized, TokenRule
 
@@ -105,7 +105,7 @@ class TokenizerThreads:
         while waiting := _take(self._urgent) or _take(self._bulk):
             for request in waiting:
                 if self._loop is not None and not self._loop.is_closed():  # a closed loop has no callers
-                    request.done([Draining("the server stopped before the texts were read")] * len(request.texts))
+                    request.done([stopped("the server", "the texts were read")] * len(request.texts))
 
     def add(self, request: TokenizeRequest, characters: float) -> None:
         """Tokenize `request`, which has so many `characters`; with infinity it is not urgent. Call it on the thread of the event loop."""
@@ -186,9 +186,9 @@ class TokenizerThreads:
         if self._look is None:
             return self.tokenizer.encode(texts, rule)
         found: list[Any] = [self._look(text) if isinstance(text, Picture) else None for text in texts]
-        places = [place for place, each in enumerate(found) if each is None]
-        for place, tokens in zip(places, self.tokenizer.encode([texts[each] for each in places], rule), strict=True):
-            found[place] = tokens
+        missing = [index for index, each in enumerate(found) if each is None]
+        for index, tokens in zip(missing, self.tokenizer.encode([texts[each] for each in missing], rule), strict=True):
+            found[index] = tokens
         return found
 
     def _split(self, request: TokenizeRequest, text: Text, result: TokenizeResult) -> TokenizeResult:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weir.batching.service_time import KindTimes, ServiceTime
-from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief, stopped
 from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -299,7 +299,7 @@ class PolicyTuner(SilentObserver):
         try:
             async with self._changing:
                 if not self._opened:
-                    raise Draining(f"model {self._model!r} was stopped before this change began")
+                    raise stopped(f"model {self._model!r}", "this change began")
                 prices, objective = changed_prices(self.prices, self.objective, changes)
                 check_kinds([each.name for each in self.kinds if each.name], objective)
                 if (prices, objective) != (self.prices, self.objective):
@@ -318,7 +318,7 @@ class PolicyTuner(SilentObserver):
             except asyncio.CancelledError:
                 if self._opened:
                     raise
-                raise Draining(f"model {self._model!r} was stopped before the new tables were there") from None
+                raise stopped(f"model {self._model!r}", "the new tables were there") from None
             except TimeoutError:
                 raise DeadlineExceeded(
                     f"no new tables within {LONGEST_CHANGE:g} s; the old ones stay in force"

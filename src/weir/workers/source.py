@@ -95,14 +95,14 @@ class ModelFolder:
         return name
 
     def _chosen(self, top: str, found: ModuleSpec) -> str:
-        places = [found.origin] if found.origin else list(found.submodule_search_locations or ())
+        paths = [found.origin] if found.origin else list(found.submodule_search_locations or ())
         if not self._prefix:
             present = sys.modules.get(top)
             if present is None and (top not in _promised or _claimed[top] is self):
                 return top
-            if present is not None and _place_of(present) in [os.path.normpath(place) for place in places]:
+            if present is not None and _path_of(present) in [os.path.normpath(path) for path in paths]:
                 return top
-        return f"{self._prefix}{top}_{crc32(places[0].encode()):08x}"
+        return f"{self._prefix}{top}_{crc32(paths[0].encode()):08x}"
 
     def put_on_path(self) -> None:
         """Have `sys.path` begin with this folder, until it is forgotten, for what loads modules by name, such as pickles."""
@@ -309,7 +309,7 @@ def _is_only_here(spec: ModuleSpec) -> bool:
     return True
 
 
-def _place_of(module: types.ModuleType) -> str | None:
+def _path_of(module: types.ModuleType) -> str | None:
     file = getattr(module, "__file__", None)
     if file is None:
         file = next(iter(getattr(module, "__path__", ())), None)

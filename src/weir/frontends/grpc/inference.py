@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from weir.errors import Draining, WeirError
+from weir.errors import WeirError, draining
 from weir.frontends.grpc.call import (
     FRONTEND,
     Handler,
@@ -273,7 +273,7 @@ class UnaryInference:
     def _begin(self, incoming: IncomingCall, body: bytes) -> None:
         call = self._made(incoming, body)
         if self.refusing:
-            call.end(refusal())
+            call.end(draining())
         else:
             call.attempt(partial(self._enter, call))
 
@@ -309,11 +309,6 @@ class UnaryInference:
         call.submit(exchange, entry, write)
         if service.facts.takes_tensors:
             self._layouts.learn(call.body, request, service, entry)
-
-
-def refusal() -> Draining:
-    """Return the error for a request to a server that is being stopped."""
-    return Draining("the server is shutting down and accepts no new requests", retry_after=1.0)
 
 
 # Parameters of Triton's decoupled models (docs/user_guide/decoupled_models.md of its server). A request with the first one gets a last response
@@ -355,7 +350,7 @@ class StreamInference:
                 task.cancel()
             one.leave()
         if not ended:  # the client may have sent more requests
-            raise refusal()
+            raise draining()
 
 
 class OneStream:

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import ParseDict
 
-from weir.errors import Draining, ModelNotFound, ModelNotReady, Overloaded, Unauthorized, WeirError
+from weir.errors import ModelNotFound, ModelNotReady, Overloaded, Unauthorized, WeirError, draining
 from weir.frontends.grpc.call import Handler, IncomingCall, Respond, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryCall, UnaryInference
 from weir.protocols.access import CLASS_HEADER, Control, caller_in
@@ -274,7 +274,7 @@ class Services:
 
         def begin(call: IncomingCall, body: bytes) -> None:
             if self._inference.refusing:
-                return refuse(Draining("the server is shutting down"), call, development=self._development)
+                return refuse(draining(), call, development=self._development)
             handler.begin(call, body)
 
         return Handler(begin, handler.takes_stream)

@@ -448,7 +448,10 @@ class EventStream:
 
 
 class AsgiInference:
-    """ASGI middleware for inference. The first of `protocols` that knows a request answers it; all other requests go to `app`."""
+    """ASGI middleware for inference. The first of `protocols` that knows a request answers it; all other requests go to `app`.
+
+    A request is the task in which its server calls this application, so it needs no ChannelCall. Lines of batch jobs come this way too.
+    """
 
     def __init__(self, app: ASGIApp, protocols: Sequence[HttpProtocol], settings: HttpSettings) -> None:
         self._app = app
@@ -467,7 +470,7 @@ class AsgiInference:
                 head = await once_read(partial(protocol.read_head, scope["method"], path, scope["headers"]))
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
-                    Exchange(service, frontend=FRONTEND).refused(error)
+                    service.notify(FRONTEND, error)
                 return await call.refuse(protocol.error_response(error, service))
             if head is not None:
                 return await self._infer(protocol, head, call)

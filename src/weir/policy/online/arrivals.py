@@ -31,7 +31,8 @@ class Rate:
     """An estimate of the arrival rate: `value`, in rows per second; 0 while it is unknown.
 
     It changes only with arrivals. Without arrivals it stays, and so do the instants that are computed from it (the
-    ends of waits); the next arrival accounts for the whole gap.
+    ends of waits); the next arrival accounts for the whole gap. A policy, the scaling of workers, a device group and
+    residency each have one: each needs a window of its own.
 
     Args:
         window_rows: T is that many mean gaps.

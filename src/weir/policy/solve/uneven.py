@@ -16,6 +16,8 @@ Value iteration finds the actions of least mean cost (Puterman, "Markov Decision
 improvements the actions stay for a while, which costs less and leads to the same values (modified policy iteration, section
 8.7 there). Beyond the last state, values go on in a straight line.
 
+A Bank of bank.py has the rows that wait as its only state, so these tables have a bank of their own.
+
 Rates are in rows per second, times in milliseconds, as in smdp.py.
 """
 
@@ -247,20 +249,20 @@ class _Chain:
 
     def _starts(self) -> list[_Starts]:
         """Return the present actions: first those of states in which one kind is idle, then those in which both are."""
-        place = np.arange(np.prod(self._shape)).reshape(self._shape)
-        by_second = place.swapaxes(0, 1)
-        one = [self._leads(place[:, 1:], self._first[1:], 0), self._leads(by_second[:, 1:], self._second[1:], 1)]
-        both = [self._leads(place[:, :1], self._first[:1], 0), self._leads(by_second[:, :1], self._second[:1], 1)]
+        indices = np.arange(np.prod(self._shape)).reshape(self._shape)
+        by_second = indices.swapaxes(0, 1)
+        one = [self._leads(indices[:, 1:], self._first[1:], 0), self._leads(by_second[:, 1:], self._second[1:], 1)]
+        both = [self._leads(indices[:, :1], self._first[:1], 0), self._leads(by_second[:, :1], self._second[:1], 1)]
         return [*one, *both]
 
-    def _leads(self, place: Rows, actions: Rows, kind: int) -> _Starts:
-        """Return where `actions` of `kind` lead. `place` has the indices of states by steps of the kind, then as `actions`."""
+    def _leads(self, indices: Rows, actions: Rows, kind: int) -> _Starts:
+        """Return where `actions` of `kind` lead. `indices` are those of states by steps of the kind, then as `actions`."""
         of = self._kinds[kind]
         other, waiting = np.nonzero(actions)
         units = actions[other, waiting]
         low, left = of.low[units - 1], waiting - units
-        after = place[low, other, left], place[low + 1, other, left]
-        return _Starts(place[0, other, waiting], *after, of.part[units - 1], of.cost[units - 1])
+        after = indices[low, other, left], indices[low + 1, other, left]
+        return _Starts(indices[0, other, waiting], *after, of.part[units - 1], of.cost[units - 1])
 
 
 def _arrivals(mean: float, states: int) -> Floats:

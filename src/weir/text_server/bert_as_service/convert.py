@@ -38,8 +38,8 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     """Return all keys and values of a table in LevelDB's format. Raises Malformed."""
     if len(data) < FOOTER or data[-8:] != MAGIC:
         raise Malformed("it does not end with the footer of a table")
-    _, _, place = _handle(data[-FOOTER:], 0)
-    start, size, _ = _handle(data[-FOOTER:], place)
+    _, _, position = _handle(data[-FOOTER:], 0)
+    start, size, _ = _handle(data[-FOOTER:], position)
     entries: dict[bytes, bytes] = {}
     room = MAX_INDEX_BYTES
     for value in _block(data, start, size, room).values():
@@ -60,27 +60,27 @@ def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
         raise Malformed("a block is compressed, which TensorFlow never does in checkpoints")
     end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
     entries: dict[bytes, bytes] = {}
-    key, place = b"", 0
-    while place < end:
-        shared, place = read_varint(block, place)
-        own, place = read_varint(block, place)
-        length, place = read_varint(block, place)
-        if shared > len(key) or place + own + length > end:
+    key, position = b"", 0
+    while position < end:
+        shared, position = read_varint(block, position)
+        own, position = read_varint(block, position)
+        length, position = read_varint(block, position)
+        if shared > len(key) or position + own + length > end:
             raise Malformed("an entry is cut off")
         room -= shared + own + length
         if room < 0:
             raise Malformed(f"its entries take more than {MAX_INDEX_BYTES >> 20} MiB")
-        key = key[:shared] + block[place : place + own]
-        entries[key] = block[place + own : place + own + length]
-        place += own + length
+        key = key[:shared] + block[position : position + own]
+        entries[key] = block[position + own : position + own + length]
+        position += own + length
     return entries
 
 
-def _handle(data: bytes, place: int) -> tuple[int, int, int]:
-    """Return the offset and the size in the handle at `place`, and the place after it."""
-    start, place = read_varint(data, place)
-    size, place = read_varint(data, place)
-    return start, size, place
+def _handle(data: bytes, position: int) -> tuple[int, int, int]:
+    """Return the offset and the size in the handle at `position`, and the position after it."""
+    start, position = read_varint(data, position)
+    size, position = read_varint(data, position)
+    return start, size, position
 
 
 # TensorFlow's numbers of datatypes (core/framework/types.proto). Variables of other types, such as strings, are not weights.
@@ -258,11 +258,11 @@ def _array(bundle: Bundle, variable: str) -> NDArray[Any]:
 def _write_weights(path: Path, bundle: Bundle, names: dict[str, str]) -> None:
     """Write a safetensors file. Only one weight is in memory at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    position = 0
     for name, variable in names.items():
         value = _array(bundle, variable)
-        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [place, place + 4 * value.size]}
-        place += 4 * value.size
+        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [position, position + 4 * value.size]}
+        position += 4 * value.size
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:

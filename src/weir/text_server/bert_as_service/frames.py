@@ -237,15 +237,15 @@ def head(size: int, flags: int = 0) -> bytes:
 def pack(frames: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return a message of these frames as buffers to be written in order. Bodies are not copied."""
     buffers: list[bytes | memoryview] = []
-    for place, body in enumerate(frames):
-        buffers += (head(len(body), MORE if place + 1 < len(frames) else 0), body)
+    for index, body in enumerate(frames):
+        buffers += (head(len(body), MORE if index + 1 < len(frames) else 0), body)
     return buffers
 
 
 def _check_greeting(begun: bytearray) -> None:
     """Raise InvalidRequest as soon as the bytes cannot be the beginning of a greeting of ZMTP 3."""
-    for place in (0, 10):
-        if len(begun) > place and begun[place] != GREETING[place]:
+    for index in (0, 10):
+        if len(begun) > index and begun[index] != GREETING[index]:
             raise InvalidRequest("greeting: not that of ZMTP 3")
     if len(begun) > 9 and not begun[9] & 1:
         raise InvalidRequest("greeting: not that of ZMTP 3")
@@ -255,16 +255,16 @@ def _check_greeting(begun: bytearray) -> None:
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
     """Return the values of a READY command by lower-case name (spec 23, "Commands")."""
-    found, place = {}, 0
-    while place < len(data):
-        end = place + 1 + data[place]
+    found, position = {}, 0
+    while position < len(data):
+        end = position + 1 + data[position]
         if end + 4 > len(data):
             raise InvalidRequest("handshake: a property that does not end")
-        name, size = data[place + 1 : end].lower(), int.from_bytes(data[end : end + 4], "big")
-        place = end + 4 + size
-        if place > len(data):
+        name, size = data[position + 1 : end].lower(), int.from_bytes(data[end : end + 4], "big")
+        position = end + 4 + size
+        if position > len(data):
             raise InvalidRequest("handshake: a property that does not end")
-        found[name] = data[end + 4 : place]
+        found[name] = data[end + 4 : position]
     return found
 
 
@@ -352,7 +352,7 @@ def read_texts(request: ZeroMqRequest) -> list[Text]:
         raise InvalidRequest(f"count: {request.size}, but there are {len(found)} texts")
     if not found:
         raise InvalidRequest("texts: must not be empty")
-    return [_text(place, each) for place, each in enumerate(found)]
+    return [_text(index, each) for index, each in enumerate(found)]
 
 
 def _read_piece(piece: bytes | bytearray) -> list[Any]:
@@ -393,26 +393,26 @@ def _last_comma(part: bytes) -> int | None:
     structure = b"".join(outside[::2])
     depth = sum(map(structure.count, b"[{")) - sum(map(structure.count, b"]}"))
     scanned = 0
-    for place in range(len(outside) - 1, -1, -1):
-        end -= len(outside[place])
-        if not place % 2:
-            for at in range(len(outside[place]) - 1, -1, -1):
-                byte = outside[place][at]
+    for index in range(len(outside) - 1, -1, -1):
+        end -= len(outside[index])
+        if not index % 2:
+            for at in range(len(outside[index]) - 1, -1, -1):
+                byte = outside[index][at]
                 if byte == _COMMA and not depth:
                     return end + at
                 depth += (byte in b"]}") - (byte in b"[{")
-            scanned += len(outside[place])
+            scanned += len(outside[index])
         end -= 1  # the quote before
         if scanned > _MAX_SCANNED:
             return None
     return None
 
 
-def _text(place: int, found: Any) -> Text:
+def _text(index: int, found: Any) -> Text:
     if isinstance(found, str):
         return _split_pair(without_nul(found))
     if found and len({type(each) for each in found}) != 1:
-        raise InvalidRequest(f"texts[{place}]: must be all words, or all token ids")
+        raise InvalidRequest(f"texts[{index}]: must be all words, or all token ids")
     return words_without_nul(found)
 
 

@@ -425,11 +425,11 @@ def rank(request: ClipRequest, exchange: TextExchange) -> HttpWork:
     """Read a request for the rankings of the matches of documents."""
     context, documents = exchange.context, request.data
     lists: list[tuple[str, Sequence[ClipMatch]]] = [("data", documents)]
-    lists += [(f"data[{place}].matches", each.matches) for place, each in enumerate(documents)]
+    lists += [(f"data[{index}].matches", each.matches) for index, each in enumerate(documents)]
     if empty := [name for name, found in lists if not found]:
         raise InvalidRequest("must not be empty").of(empty[0])
     context.check_count(sum(len(found) for _, found in lists), "data and matches")
-    texts = [_content(each, f"{name}[{place}]", context) for name, found in lists for place, each in enumerate(found)]
+    texts = [_content(each, f"{name}[{index}]", context) for name, found in lists for index, each in enumerate(found)]
     encoder = exchange.choose(request.model, TextTask.EMBED, texts, sees=True)
     ends = list(accumulate(len(found) for _, found in lists))
 

@@ -32,6 +32,7 @@ from weir.errors import (
     TooLarge,
     Unauthorized,
     WeirError,
+    draining,
 )
 from weir.messages import JSON, LONGEST_TIMEOUT
 from weir.protocols.access import Control
@@ -396,7 +397,7 @@ class RequestHandler:
             if request.command:
                 self._command(request, peer)
             elif self.draining:
-                raise Draining("the server is shutting down")
+                raise draining()
             else:
                 self._start(request)
         except WeirError as error:

@@ -115,7 +115,7 @@ class DocumentText(TypedDict):
 
 
 class CohereRank(TypedDict):
-    """A document at its place in the ranking."""
+    """A document in the ranking."""
 
     index: int
     relevance_score: float
@@ -191,7 +191,7 @@ def read_embed(request: CohereEmbedRequest, exchange: HttpExchange, version: Ver
 
 
 def _read(request: CohereEmbedRequest, field: str, context: EmbeddingContext) -> Sequence[Asked]:
-    """Return the texts and images of the list `field`. Raises InvalidRequest naming the place and the rule."""
+    """Return the texts and images of the list `field`. Raises InvalidRequest naming the index and the rule."""
     readers: Mapping[str, Callable[[Any, str], Asked]] = {
         "texts": forms.check_text,
         "images": partial(read_image, limits=context.images),

@@ -64,7 +64,7 @@ class ClassifyRequest(Struct):
 
 
 class Relevance(TypedDict):
-    """A document at its place in the ranking; `document` is null unless it was asked for."""
+    """A document in the ranking; `document` is null unless it was asked for."""
 
     relevance_score: float
     index: int

@@ -327,8 +327,8 @@ def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken
     """Return the tokens of `text`, behind its prompt, with their offsets in bytes of UTF-8, as those of TEI are, in place of characters."""
     sizes = None if text.isascii() else [0, *accumulate(len(character.encode()) for character in text)]
 
-    def offset(place: int | None) -> int | None:
-        return place if place is None or sizes is None else sizes[place]
+    def offset(position: int | None) -> int | None:
+        return position if position is None or sizes is None else sizes[position]
 
     return [
         TeiToken(id=each.id, text=each.text, special=each.special, start=offset(each.start), stop=offset(each.stop))
@@ -531,15 +531,15 @@ class Tei(TextApi):
         responses: dict[int, HttpResponse] = {}
 
         async def respond_next() -> None:
-            for place, instance in waiting:
+            for index, instance in waiting:
                 path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
                 response = await endpoints[path](call.part(headers, encode_safely(instance)))
                 if response is None:
-                    raise Cancelled(f"instances[{place}]: was cancelled")
-                responses[place] = response
+                    raise Cancelled(f"instances[{index}]: was cancelled")
+                responses[index] = response
 
         await asyncio.gather(*[respond_next() for _ in range(min(_MAX_INSTANCES, len(instances)))])
-        return [responses[place] for place in range(len(instances))]
+        return [responses[index] for index in range(len(instances))]
 
 
 _MAX_INSTANCES = 64  # of one request to /vertex that are computed at the same time
@@ -587,9 +587,9 @@ def _model_type(encoder: Encodes) -> dict[str, Any]:
     facts = encoder.facts
     if facts.tasks[0] not in (TextTask.RERANK, TextTask.PREDICT):
         return {"embedding": {"pooling": _POOLINGS.get(facts.pooling, facts.pooling)}}
-    names = {str(place): label for place, label in enumerate(facts.labels)}
+    names = {str(index): label for index, label in enumerate(facts.labels)}
     kind = "reranker" if TextTask.RERANK in facts.tasks else "classifier"
-    return {kind: {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}}
+    return {kind: {"id2label": names, "label2id": {label: int(index) for index, label in names.items()}}}
 
 
 def options_for(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
@@ -613,7 +613,7 @@ def _sequence(value: Any, where: str) -> Text:
     if not isinstance(value, list) or not 1 <= len(value) <= 2:
         raise InvalidRequest(f"{where}={brief(value)}: must be a list of one text or two")
     is_pair = len(value) == 2
-    texts = [forms.check_text(text, f"{where}[{place}]", may_be_empty=is_pair) for place, text in enumerate(value)]
+    texts = [forms.check_text(text, f"{where}[{index}]", may_be_empty=is_pair) for index, text in enumerate(value)]
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

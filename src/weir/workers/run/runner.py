@@ -280,7 +280,10 @@ MOST_HOSTED = 1024  # models in one worker
 
 
 def hosted_id(batch_id: int, index: int) -> int:
-    """Return the id that a batch of the hosted model at `index` has in its worker."""
+    """Return the id that a batch of the hosted model at `index` has in its worker.
+
+    It is one number because each model numbers its own batches: the frames, and all that keeps a batch by its id, need no second number.
+    """
     return batch_id * MOST_HOSTED + index
 
 

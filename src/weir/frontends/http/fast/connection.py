@@ -9,7 +9,7 @@ from http import HTTPStatus
 from struct import pack
 from typing import TYPE_CHECKING, Any, cast
 
-from weir.errors import Draining, Overloaded, RequestTimeout, TooLarge, WeirError
+from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError, draining
 from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
@@ -348,11 +348,6 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Close the connection at once."""
         self.leave()
         self.transport.abort()
-
-
-def draining() -> Draining:
-    """Return the error for a request to a server that is being stopped."""
-    return Draining("the server is shutting down and accepts no new requests")
 
 
 _log = logging.getLogger("weir.http")

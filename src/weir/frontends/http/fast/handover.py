@@ -19,9 +19,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame
 
-from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
+from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError, draining
 from weir.frontends.http.access_log import REFUSED
-from weir.frontends.http.fast.connection import draining
 from weir.frontends.http.fast.plan import END_OF_HEAD
 from weir.protocols import HttpSettings
 from weir.protocols.account import Pace, head_bytes

@@ -101,7 +101,7 @@ class HttpRequest(RequestBase, ChannelCall):
 
     def begin(self) -> None:
         """Put the request into the queue, after reading its body if necessary. Raises the WeirError that refuses it."""
-        if self.head.plain:
+        if self.head.undecoded:
             self.head.service.submit(self, self.arrival)  # as `enter` does
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self.reader()()()
@@ -250,7 +250,7 @@ class HotNative(NativeProtocol):
             return False
         plan.head = head
         plan.response_type = head.form.accept
-        plan.in_arena = head.plain
+        plan.in_arena = head.undecoded
         return True
 
 

@@ -161,7 +161,7 @@ class HotHead(Protocol):
 
     service: "ModelHandle"
     form: Form  # of a request whose body is one item of one row
-    plain: bool  # the body is such an item and goes to the worker undecoded
+    undecoded: bool  # the body is such an item and goes to the worker undecoded
     request_id: bytes | None
     carrier: dict[str, str] | None
     accept_coding: str

@@ -248,7 +248,7 @@ class HttpShared:
         if service is None:
             for observer in self.observers:
                 observer.refused("", FRONTEND, error)
-        elif not error.reported:
+        else:
             service.notify(FRONTEND, error)
 
     def tell_observers(self) -> None:
