@@ -241,7 +241,9 @@ class App:
         """Start what observes the server, until the end of `listening`."""
         listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
         for listener in self._listeners:
-            listening.enter_context(listener)
+            listener.__enter__()
+            # Its end may wait for a receiver; a second signal is heard meanwhile.
+            listening.push_async_callback(asyncio.to_thread, listener.__exit__, None, None, None)
         of_fronts = FILES_OF_A_FRONT * self.fronts if self.fronts > 1 else 0
         # A front has the connection and its end of the relay. gRPC has as many connections of its own.
         each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1

@@ -172,6 +172,19 @@ def test_a_receiver_that_is_gone_costs_a_warning() -> None:
             assert served.wait() == 0
 
 
+def test_a_second_signal_is_heard_while_a_receiver_of_spans_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it connects, and nobody reads
+        receiver = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = {"OTEL_BSP_SCHEDULE_DELAY": "600000", "OTEL_EXPORTER_OTLP_TIMEOUT": "60"}  # sent at the end alone
+        with serving(f"{SIMPLE}:Simple", "--trace-endpoint", receiver, env=env) as (served, client):
+            assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
+            served.signal(signal.SIGTERM)
+            sending, _ = silent.accept()
+            with sending:
+                served.signal(signal.SIGTERM)
+                assert served.process.wait(15) == 128 + signal.SIGTERM
+
+
 def test_a_wrong_interval_is_refused_by_name() -> None:
     env = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
     done = weir("serve", f"{SIMPLE}:Simple", "--port", "0", env=env)
