@@ -133,18 +133,20 @@ class TargetRepository:
         if files:
             raise InvalidRequest(f"model {name!r}: files can be sent for models of a repository only")
         # A model that has towers besides has them as versions, and is the default itself.
-        return ModelReading([self._with(config, model) for model in models], "" if len(models) > 1 else None)
+        first = models[0].settings
+        return ModelReading([self._with(config, model, first) for model in models], "" if len(models) > 1 else None)
 
-    def _with(self, config: Mapping[str, Any] | None, model: ModelToServe) -> ModelToServe:
-        """Return `model` with what a load call states."""
+    def _with(self, config: Mapping[str, Any] | None, model: ModelToServe, first: Mapping[str, Any]) -> ModelToServe:
+        """Return `model` with what a load call states. What a tower has in place of the settings of the `first` stays, such as the largest batch."""
         name = model.name
+        own = {key: value for key, value in model.settings.items() if first.get(key) != value}
         if config and self._read_config is not None:
             document = self._read_config(config, name)
             if document.platform not in (None, model.platform):
                 raise SettingsError(f"{name}: platform={document.platform!r}: must be {model.platform!r}, which it is")
             return model._replace(
                 params={**model.params, **document.params},
-                settings={**model.settings, **document.settings},
+                settings={**model.settings, **document.settings, **own},
                 attributes={**(model.attributes or {}), **document.attributes},
             )
         if config:
@@ -152,7 +154,7 @@ class TargetRepository:
             params = settings.pop("params", {})
             if not isinstance(params, Mapping):
                 raise SettingsError(f"params={params!r}: must be a table")
-            return model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
+            return model._replace(params={**model.params, **params}, settings={**model.settings, **settings, **own})
         return model
 
 
