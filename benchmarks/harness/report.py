@@ -101,7 +101,7 @@ brackets; `benchmarks/results.json` has the rest. Peers run with the stated sett
 ## Where Weir is not better
 
 - With one connection, an empty application on uvicorn is faster than Weir, which asks a worker process; so is one on grpc.aio, up to 16 connections. mosec with batches of 1 is slower, for two thirds of the CPU time.
-- With one gRPC connection, Triton uses less CPU time per call, and serves as many calls per second or a few more.
+- With one gRPC connection, Triton uses less CPU time per call, and serves up to 1.3 times as many calls per second.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes fewer sentences than the bare runtime.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
