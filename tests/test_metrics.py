@@ -168,3 +168,10 @@ def test_the_number_of_series_is_bounded_in_the_worker_and_in_the_server(caplog:
     assert [record.getMessage() for record in caplog.records] == [
         "a model has 1000 series of metrics; no more are begun"
     ] * 2
+
+
+def test_a_label_that_is_no_text_in_utf_8_is_replaced() -> None:
+    metrics = ModelMetrics()
+    metrics.counter("words", "Words.", labels=["kind"]).inc(kind="a\ud800b")
+    (report,) = metrics.take() or []
+    assert report.changes[0].values == ("a?b",)

@@ -77,9 +77,10 @@ class OwnMetric:
         if len(labels) != len(self.definition.labels):
             raise self._wrong(labels)
         try:
-            values = tuple(str(labels[name])[:MAX_VALUE_LENGTH] for name in self.definition.labels)
+            texts = [str(labels[name])[:MAX_VALUE_LENGTH] for name in self.definition.labels]
         except KeyError:
             raise self._wrong(labels) from None
+        values = tuple(text.encode(errors="replace").decode() for text in texts)  # half a surrogate pair is no UTF-8
         with self._owner.lock:
             if values not in self._known:
                 if not self._owner.room_for_series():
