@@ -80,7 +80,7 @@ def test_our_own_house_has_no_knots() -> None:
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 293
 SOURCE_LINES = 67_063
-TEST_LINES = 70_062
+TEST_LINES = 70_063
 
 
 def test_our_own_house_keeps_its_size() -> None:

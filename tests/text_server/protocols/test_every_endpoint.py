@@ -98,6 +98,7 @@ def test_an_error_of_a_text_names_the_field_and_the_place(
     answer = standing.post(path, EXAMPLES[path])
     encoder.error = None
     field = next(name for name in ("input", "inputs", "texts", "documents", "data") if name in EXAMPLES[path])
+    field += ".source_sentence" if path == "/similarity" else ""
     assert (answer.status_code, message_of(answer)) == (422 if path in TEI else 400, f"{field}[0]: is wrong")
 
 
