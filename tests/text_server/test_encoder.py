@@ -218,6 +218,11 @@ async def test_images_have_times_and_limits_and_a_policy_of_their_own() -> None:
         assert (await run("a", "b", timeout=0.1)).counts == [1, 1]
         with pytest.raises(DeadlineExceeded, match=r"2 texts like these take 10 s at least"):
             await run(Picture(b"a"), Picture(b"b"), timeout=4.0)
+        await second.stop()  # as when only the version for images is unloaded
+        encoder.serve(first)
+        with pytest.raises(ModelNotReady, match=r"m/images"):
+            await run(Picture(b"a"))
+        assert (await run("a", "b")).counts == [1, 1]
         encoder.close()
 
 

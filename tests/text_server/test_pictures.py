@@ -163,6 +163,12 @@ def test_every_protocol_takes_pictures(
     np.testing.assert_allclose(np.array(found(response.json()), float), expected, atol=1e-5)
 
 
+def test_only_a_model_that_reads_pictures_describes_them_as_items(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    items = {name: str(paths[f"/infer/{name}"]["post"]["requestBody"]) for name in ("plain", "clip")}
+    assert {name: "ImageItem" in described for name, described in items.items()} == {"plain": False, "clip": True}
+
+
 def test_files_come_as_tensors_of_bytes(client: httpx.Client, vectors: dict[str, Any]) -> None:
     import tritonclient.http as triton
 

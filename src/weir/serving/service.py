@@ -550,7 +550,7 @@ class Service:
         examples = [each if isinstance(each, Example) else Example(each) for each in self.facts.model.examples]
         results = await asyncio.gather(*[self._run_example(example) for example in examples])
         healthy = self.ready and all(result["ok"] for result in results)
-        return {"healthy": healthy, "model": self.name, "reason": self.not_ready_reason, "examples": results}
+        return {"healthy": healthy, "model": self.label, "reason": self.not_ready_reason, "examples": results}
 
     async def _run_example(self, example: Example) -> ExampleHealth:
         started = self.now()

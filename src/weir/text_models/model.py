@@ -54,6 +54,7 @@ from weir.text_models.texts import (
     IMAGE,
     EncodedImage,
     Ids,
+    ImageItem,
     PlainText,
     TextItem,
     TextOutput,
@@ -323,6 +324,8 @@ class TextTower(TextEncoder):
     """A sentence encoder: the tower for texts of a model of texts and images. Images have a queue, service times and a policy of their own."""
 
     towers: ClassVar[Sequence[bool]] = (False,)
+    # A request for the model may have images, too; they are computed by the tower for images.
+    Input: ClassVar[Any] = Annotated[Any, any_of(PlainText, Words, Ids, TextItem, ImageItem)]
 
 
 def _sample() -> bytes:

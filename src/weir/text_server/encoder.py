@@ -210,9 +210,11 @@ class Encoder:
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)) // self._fronts)
 
     def serve(self, service: "ModelHandle", images: "ModelHandle | None" = None) -> None:
-        """Send texts to the queue of `service` from now on, and images to that of `images`. What is in the queue of the previous service stays there."""
+        """Send texts to the queue of `service` from now on, and images to that of `images`; without it, to the one that refuses them, if they had one of their
+        own. What is in the queue of the previous service stays there."""
+        if images is not None or self._images.service is self._service:
+            self._images.service = images or service
         self._service = self._texts.service = service
-        self._images.service = images or service
         self._calls.clear()
 
     async def drain(self) -> bool:

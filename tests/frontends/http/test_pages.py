@@ -39,8 +39,8 @@ def squares(**settings: Any) -> Service:
     return Service(Square, executor=FakeExecutor(lambda items: [item * item for item in items]), **settings)
 
 
-def wrong() -> Service:
-    return Service(Square, name="wrong", executor=FakeExecutor(lambda items: [0 for _ in items]))
+def wrong(version: str = "") -> Service:
+    return Service(Square, name="wrong", version=version, executor=FakeExecutor(lambda items: [0 for _ in items]))
 
 
 def get(server: Running, path: str) -> Any:
@@ -162,13 +162,14 @@ def test_a_server_is_not_live_while_a_model_has_no_worker_if_that_counts(serve: 
 
 
 def test_a_model_with_wrong_answers_is_not_healthy(serve: Serve) -> None:
-    server = serve(squares(), wrong())
+    server = serve(squares(), wrong("2"), wrong("1"))
     answer = server.client.get("/health/deep")
     assert (answer.status_code, answer.json()["healthy"]) == (503, False)
     assert "retry-after" in answer.headers
     page = server.client.get("/health/deep", headers={"Accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html") and "retry-after" in page.headers
-    assert [model["healthy"] for model in answer.json()["models"]] == [True, False]
+    healthy = {model["model"]: model["healthy"] for model in answer.json()["models"]}
+    assert healthy == {"square": True, "wrong/2": False, "wrong/1": False}
     assert server.client.get("/health/ready").status_code == 200
 
 

@@ -314,8 +314,8 @@ class Pages:
         return _health(documents.Readiness(ready=ready, models=self._lines()), ready)
 
     async def deep(self, request: Request) -> Annotated[HttpResponse, documents.DeepHealth]:
-        """Run every model's examples: 200 if the responses are as they must be, or 503 with what is wrong."""
-        reports = await asyncio.gather(*map(self._check, self._services()))
+        """Run the examples of every model, in all versions: 200 if the responses are as they must be, or 503 with what is wrong."""
+        reports = await asyncio.gather(*map(self._check, self._registry.all))
         healthy = all(report["healthy"] for report in reports)
         return _health(documents.DeepHealth(healthy=healthy, models=reports), healthy)
 
@@ -393,10 +393,11 @@ class Pages:
 
     async def _check(self, service: "ModelHandle") -> ModelHealth:
         """Return the result of a deep check. Only one check of a model runs at a time; requests that come meanwhile share it."""
-        check = self._checking.get(service.facts.name)
+        label = service.facts.label
+        check = self._checking.get(label)
         if check is None:
-            check = self._checking[service.facts.name] = asyncio.ensure_future(service.control.deep_health())
-            check.add_done_callback(lambda _: self._checking.pop(service.facts.name))
+            check = self._checking[label] = asyncio.ensure_future(service.control.deep_health())
+            check.add_done_callback(lambda _: self._checking.pop(label))
         return await asyncio.shield(check)
 
     def _services(self) -> "list[ModelHandle]":
