@@ -136,9 +136,21 @@ class Tower:
     """
 
     def __init__(self, service: "ModelHandle", tokens_per_second: float) -> None:
-        self.service = service
+        self.serve(service)
         self._measured = tokens_per_second
         self._costs = self._weight = 0.0  # the weighted sum of what items cost, and the sum of the weights
+
+    def serve(self, service: "ModelHandle") -> None:
+        """Send items to the queue of `service` from now on."""
+        self.service = service
+        self._exchanges: dict[str, Exchange] = {}
+
+    def exchange(self, frontend: str) -> Exchange:
+        """Return the exchange by which items that came through `frontend` enter the queue. It has nothing of a single request."""
+        found = self._exchanges.get(frontend)
+        if found is None:
+            found = self._exchanges[frontend] = Exchange(self.service, frontend=frontend)
+        return found
 
     def entered(self, cost: float) -> None:
         """Note that an item of this `cost` has entered the queue."""
@@ -193,7 +205,6 @@ class Encoder:
         self._pump_scheduled = False
         self._open_requests = OpenRequests()
         self._release_timers: list[asyncio.TimerHandle] = []
-        self._calls: dict[str, Exchange] = {}  # of texts alone, by frontend
 
     @property
     def services(self) -> Sequence["ModelHandle"]:
@@ -213,9 +224,9 @@ class Encoder:
         """Send texts to the queue of `service` from now on, and images to that of `images`; without it, to the one that refuses them, if they had one of their
         own. What is in the queue of the previous service stays there."""
         if images is not None or self._images.service is self._service:
-            self._images.service = images or service
-        self._service = self._texts.service = service
-        self._calls.clear()
+            self._images.serve(images or service)
+        self._service = service
+        self._texts.serve(service)
 
     async def drain(self) -> bool:
         """Accept no more requests, and wait until all have ended. Return False if some have not after the service's drain_timeout.
@@ -259,9 +270,7 @@ class Encoder:
         deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now() - query.waited)
         long = many or size > _COMPARED_AT_ONCE
         distinct_texts, indices = await asyncio.to_thread(distinct, texts) if long else distinct(texts)
-        request = EncodeRequest(
-            distinct_texts, indices, query, Exchange(self._service, frontend=query.frontend), rule, deadline
-        )
+        request = EncodeRequest(distinct_texts, indices, query, rule, deadline)
         if self._shape.of_tokens or options.outputs:
             request.claim = CLAIM.get()
         tracer, service = self._service.tracing, self._service
@@ -308,16 +317,13 @@ class Encoder:
         if isinstance(result, WeirError):
             raise at_text(result, 0)
         as_json = query.as_json and options.dimensions is None and self._is_small and not result.truncated
-        # Nothing of it is of one request, as it is not traced.
-        call = self._calls.get(query.frontend) or self._calls.setdefault(
-            query.frontend, Exchange(service, frontend=query.frontend)
-        )
+        exchange = self._texts.exchange(query.frontend)
         cost = float(max(len(result.ids) // 4, self._shape.shortest))
         form = Form(
             timeout, accept=JSON if as_json else OBJECT, cost=cost, priority=query.priority, frontend=query.frontend
         )
         tag = self._callers.hold()
-        one = OneText(call, form, query, result, done, self._one_ended, began=began, tag=tag)
+        one = OneText(exchange, form, query, result, done, self._one_ended, began=began, tag=tag)
         self._enter_one(one)
         return partial(self._withdraw_one, one)
 
@@ -329,7 +335,7 @@ class Encoder:
             self._callers.release()
             raise
         try:
-            one.call.put(one)
+            one.exchange.put(one)
         except WeirError as refusal:
             self._callers.release()
             self._open_requests.end()
@@ -373,14 +379,14 @@ class Encoder:
         except Exception as error:  # the output is not a vector: the caller needs a response
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
-        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.call.service.now()
+        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.exchange.service.now()
         phases = Phases(arrival - began, at - arrival, now - at, now - began)
         one.done(Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases))
 
     def _withdraw_one(self, one: OneText) -> None:
         """Cancel `one`, whose caller has left."""
         if self._leave_one(one):
-            one.call.cancel(one)
+            one.exchange.cancel(one)
 
     # Texts that fronts have tokenized: see fronts.py.
 
@@ -620,15 +626,12 @@ class Encoder:
         """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
         ready = request.ready_texts.popleft()
         tower = self._tower_of(ready[2])
-        if (
-            request.call.service is not tower.service
-        ):  # after one of the other tower, or the model has been loaded again
-            request.call = Exchange(tower.service, frontend=request.call.frontend)
-        text_request = TextPiece(request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now)
+        exchange, cost = tower.exchange(request.query.frontend), self._cost(ready[2])
+        text_request = TextPiece(exchange, request, ready, self._text_ended, cost=cost, tag=tag, now=now)
         try:
             if request.deadline.at <= now:
                 raise _too_late(request)
-            request.call.put(text_request)
+            exchange.put(text_request)
         except WeirError as refusal:
             error = _too_late(request) if isinstance(refusal, DeadlineExceeded) else refusal
             self._callers.ended(tag)
@@ -703,7 +706,7 @@ class Encoder:
     def _withdraw(self, request: EncodeRequest) -> None:
         """Cancel the texts of an ended request that are in the queue or being computed."""
         for text_request in list(request.under_way):
-            text_request.call.cancel(text_request)
+            text_request.exchange.cancel(text_request)
             self._leave_queue(text_request)
 
     def _encoded(self, request: EncodeRequest, dimensions: int | None) -> Encoded:

@@ -162,7 +162,6 @@ class EncodeRequest:
     texts: list[Text]
     indices: list[int] | None
     query: TextQuery
-    call: "Exchange"
     rule: TokenRule
     deadline: Deadline
     handed_over: int = 0
@@ -342,16 +341,16 @@ class EncodeRequest:
 
 
 class TextRequest(QueuedRequest):
-    """A request of `call` for one text, or for a piece of one. `ended` is called with it as for a QueuedRequest.
+    """A request for one text, or for a piece of one, which enters the queue by `exchange`. `ended` is called with it as for a QueuedRequest.
 
     The timeout of its form is what its caller stated or the server's, and `deadline` that of the whole request, which began before this text entered the queue.
     """
 
-    __slots__ = ("brief", "call", "tag")
+    __slots__ = ("brief", "exchange", "tag")
 
     def __init__(
         self,
-        call: "Exchange",
+        exchange: "Exchange",
         form: Form,
         tokens: Tokens | EncodedImage,
         ended: Callable[[Any], None],
@@ -360,8 +359,8 @@ class TextRequest(QueuedRequest):
         tag: float,
         brief: bool,
     ) -> None:
-        super().__init__(form, tokens, call.service.now(), ended)
-        self.call = call
+        super().__init__(form, tokens, exchange.service.now(), ended)
+        self.exchange = exchange
         self.deadline = deadline
         self.tag = tag
         self.brief = brief
@@ -379,13 +378,14 @@ class TextPiece(TextRequest):
         return deadline.timeout, deadline.began
 
     def __init__(
-        self, request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float, tag: float, now: float
+        self, exchange: "Exchange", request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *,
+        cost: float, tag: float, now: float,
     ) -> None:  # fmt: skip
         self.request = request
         self.index, self.piece, tokens = ready
-        call, deadline = request.call, request.deadline.at
-        form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=call.frontend, caller=call.caller)
-        super().__init__(call, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
+        deadline = request.deadline.at
+        form = Form(deadline - now, cost=cost, priority=request.key[0], frontend=exchange.frontend)
+        super().__init__(exchange, form, tokens, ended, deadline=deadline, tag=tag, brief=request.brief)
         if request.trace is not None:
             self.trace = request.trace.text_trace()
 
@@ -412,7 +412,7 @@ class OneText(TextRequest):
         return self.form.timeout, self.began
 
     def __init__(
-        self, call: "Exchange", form: Form, query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],
+        self, exchange: "Exchange", form: Form, query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],
         ended: Callable[["OneText"], None], *, began: float, tag: float,
     ) -> None:  # fmt: skip
         ids, second, self.truncated, _ = found
@@ -421,7 +421,7 @@ class OneText(TextRequest):
         self.query = query
         self.began = began
         self.is_over = False
-        super().__init__(call, form, Tokens(ids, second), ended, deadline=began + form.timeout, tag=tag, brief=True)
+        super().__init__(exchange, form, Tokens(ids, second), ended, deadline=began + form.timeout, tag=tag, brief=True)
 
 
 def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
