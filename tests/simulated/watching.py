@@ -10,6 +10,7 @@ from tests.simulated.channels import LATE
 from tests.simulated.models import ASKED
 from tests.simulated.plans import MODELS
 
+from weir.batching.bulk import is_bulk
 from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.messages import Dispatch, Request
 from weir.serving.service import Service
@@ -77,9 +78,9 @@ class Watch(SilentObserver):
     def taken(self, service: Service, request: Request) -> None:
         """The queue has taken it; bulk work has one of its own. Only a request that is larger than the queue may exceed it, alone."""
         batcher, most = service.generation.driver.batcher, service.facts.batching.max_queue_size
-        for waiting in (batcher.waiting_rows - batcher.waiting_bulk, batcher.waiting_bulk):
-            if waiting > max(most, request.form.rows):
-                self._world.broken(f"{waiting} rows wait, and at most {most} may")
+        waiting = batcher.waiting_bulk if is_bulk(request) else batcher.waiting_rows - batcher.waiting_bulk
+        if waiting > max(most, request.form.rows):
+            self._world.broken(f"{waiting} rows wait, and at most {most} may")
 
     def not_taken(self, request: Request) -> None:
         """The queue has refused it."""
