@@ -137,16 +137,16 @@ def test_a_cause_with_a_traceback_of_its_own_needs_no_note() -> None:
 
 def test_an_error_of_an_element_says_which_as_data() -> None:
     plain = errors.InvalidRequest("must be short", details={"a": 1})
-    assert (plain.field, plain.place, plain.renamed({"texts": "inputs"})) == ("", None, plain)
+    assert (plain.field, plain.index, plain.renamed({"texts": "inputs"})) == ("", None, plain)
     located = plain.at("texts", 3)
-    assert (located.field, located.place, located.rule) == ("texts", 3, "must be short")
+    assert (located.field, located.index, located.rule) == ("texts", 3, "must be short")
     assert located.message == str(located) == "texts[3]: must be short" and located.details == {"a": 1}
     assert located.__cause__ is plain and plain.message == "must be short"
     renamed = located.renamed({"texts": "inputs"}).at("inputs", 4)
     assert type(renamed) is errors.InvalidRequest
-    assert (renamed.message, renamed.field, renamed.place) == ("inputs[4]: must be short", "inputs", 4)
+    assert (renamed.message, renamed.field, renamed.index) == ("inputs[4]: must be short", "inputs", 4)
     back = pickle.loads(pickle.dumps(renamed))
-    assert (back.message, back.field, back.place, back.rule) == (renamed.message, "inputs", 4, "must be short")
+    assert (back.message, back.field, back.index, back.rule) == (renamed.message, "inputs", 4, "must be short")
     texts_of_callers = errors.InvalidRequest("texts[0]: as a caller's own text may begin")
     assert texts_of_callers.renamed({"texts": "inputs"}) is texts_of_callers
     assert located.renamed({"dimensions": "output_dimension"}) is located

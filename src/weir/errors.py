@@ -98,13 +98,13 @@ class WeirError(Exception):
 
     `message` names the thing, the value and the rule. `details` is a JSON-able value for programs, or None.
 
-    An error of one field of the request has `field`, its name, with which `message` begins if `leads`. An error of one element of a list also has `place`,
+    An error of one field of the request has `field`, its name, with which `message` begins if `leads`. An error of one element of a list also has `index`,
     the element's index, and `rule`, the message without both. Whoever knows the field by another name renames it; nothing reads the message.
     """
 
     field = ""
     leads = True
-    place: int | None = None
+    index: int | None = None
     rule = ""
     reported = False  # whether the observers have been notified; see Service.notify
 
@@ -116,8 +116,8 @@ class WeirError(Exception):
     def at(self, field: str, index: int) -> Self:
         """Return a copy that says which element of the list `field` is at fault. This error, or its cause, is the cause of the copy."""
         located = copy.copy(self)
-        located.rule = self.message if self.place is None else self.rule
-        located.field, located.place = field, index
+        located.rule = self.message if self.index is None else self.rule
+        located.field, located.index = field, index
         located.message = f"{field}[{index}]: {located.rule}"
         located.args = (located.message,)
         located.__cause__ = self.__cause__ or self

@@ -388,7 +388,7 @@ def batch_key(value: Any) -> Hashable:
 
 # Errors.
 
-_KEPT = frozenset(("message", "details", "field", "place", "rule", "retry_after", "original_type", "remote_traceback"))
+_KEPT = frozenset(("message", "details", "field", "index", "rule", "retry_after", "original_type", "remote_traceback"))
 
 
 def sent_error(error: WeirError, longest: int = sys.maxsize) -> SentError:

@@ -105,7 +105,7 @@ M = TypeVar("M")
 
 def _located(error: WeirError, lists: Sequence[tuple[str, int]]) -> WeirError:
     """Return `error`, which names the text at fault by its list in the request and its index there; see TextWork."""
-    index = error.place
+    index = error.index
     if error.field != TEXTS_FIELD or index is None:
         return error
     for name, size in lists:
