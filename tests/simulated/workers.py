@@ -57,6 +57,7 @@ class _Worker:
         self.life = 0  # how often it has been started
         self.queue: deque[Batch] = deque()
         self.failures = 0
+        self.idle_since = math.inf
         self.cancelled: dict[int, set[int]] = {}
         self.sent: set[int] = set()  # the batches whose last events are on their way to the server
         self.orphans: list[int] = []  # the entries of the batch that runs whose requests had ended when it began
@@ -71,7 +72,7 @@ class _Worker:
 
 
 class SimulatedExecutor(ExecutorBase):
-    """An executor whose workers live in virtual time. `idle_since` is the instant since which a worker has nothing to do; infinity if none has."""
+    """An executor whose workers live in virtual time. `idle_since` is the instant since which one worker has nothing to do; infinity if none has."""
 
     def __init__(
         self, world: "World", model: type[Model], plan: WorkerPlan, draw: random.Random, *, largest: int,
@@ -294,9 +295,11 @@ class SimulatedExecutor(ExecutorBase):
                     self._broken(f"an item was with {before + 1} workers when they died")
 
     def _look_for_idle(self) -> None:
-        """Note since when a worker has nothing to do."""
-        idle = any(each.state.state == "ready" and not each.queue for each in self._workers.values())
-        self.idle_since = min(self.idle_since, self._loop.now) if idle else math.inf
+        """Note since when each worker has nothing to do."""
+        for each in self._workers.values():
+            idle = each.state.state == "ready" and not each.queue
+            each.idle_since = min(each.idle_since, self._loop.now) if idle else math.inf
+        self.idle_since = min((each.idle_since for each in self._workers.values()), default=math.inf)
 
     def _become(self, *, unavailable: bool) -> None:
         if self.unavailable != unavailable:
