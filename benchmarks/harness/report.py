@@ -34,6 +34,7 @@ from benchmarks.parts import (
     kserve,
     live,
     loadgen,
+    loadgen_swept,
     overload,
     padding,
     policies,
@@ -151,14 +152,13 @@ VIEWS = {
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "on the very first start": 2, "MiB, PSS": 3}, bare=True),
 }  # fmt: skip
 # Not on the page: `seed` is compared with a service that ran on another machine; `endpoints` shows the cost of the load generator, not of the
-# server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `in-process` the glance, `ray-batch` a case of `ray`, `aiperf` the vectors under other arrivals, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
+# server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `in-process` the glance, `ray-batch` a case of `ray`, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
 HIDDEN = {
     "seed",
     "in-process",
     "endpoints",
     "graphs",
     "live",
-    "aiperf",
     "ray-batch",
     "crowd",
     "simulation",
@@ -382,6 +382,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     kserve.GRPC,
     endpoints.ENDPOINTS,
     loadgen.LOADGEN,
+    loadgen_swept.SWEPT_PART,
     aiperf.AIPERF,
     vectors.VECTORS,
     vectors.AGREEMENT,

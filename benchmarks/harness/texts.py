@@ -3,6 +3,7 @@
 import ast
 import json
 import random
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -168,6 +169,22 @@ def prepared(place: Path) -> Path:
     folder = place / "prepared"
     folder.mkdir()
     ask([*bounded(), python_of(PREPARED_BY), "-P", script("prepare_models.py"), str(model_directory()), str(folder)])
+    return folder
+
+
+def write_ranker(folder: Path) -> Path:
+    """Make `folder`, a cross-encoder with the network of the model and a random classifier, which takes as long as a trained one; return it."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(model_directory(), folder, ignore=shutil.ignore_patterns("modules.json", "*sentence*"))
+    weights = {f"bert.{name}": array for name, array in load_file(folder / "model.safetensors").items()}
+    width = weights["bert.pooler.dense.bias"].size
+    random_row = np.random.default_rng(0).normal(0.0, 0.02, (1, width)).astype(np.float32)
+    weights |= {"classifier.weight": random_row, "classifier.bias": np.zeros(1, np.float32)}
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -1,10 +1,9 @@
 """MLPerf LoadGen, unmodified, asks Weir's frontends and the peers: a model that computes nothing, and one that takes as long as a small network.
 
 Each server runs alone. LoadGen's own verdict counts; a run with a response that is wrong or refused is not valid either. The rate of Server is the
-highest that LoadGen calls valid, found by halving below the rate of Offline. LoadGen's summaries are kept in benchmarks/loadgen/summaries.
+highest that LoadGen calls valid, found by bisection below the rate of Offline. LoadGen's summaries are kept in benchmarks/loadgen/summaries.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.harness.result import Part, Result, Run, Table, count, milliseconds, resumed
+from benchmarks.harness.result import Part, Result, Run, count, milliseconds, resumed
 from benchmarks.harness.servers import PEERS, ROOT, Server, ask, free_port, python_of, serving, weir_command
 from benchmarks.loadgen.messages import JSON_BODY, binary_body
-from benchmarks.peers.judged.computing import BUSY, FIXED, PER_ROW
+from benchmarks.peers.judged.computing import FIXED, PER_ROW
 
 SUMMARY = "mlperf_log_summary.txt"
 SUMMARIES = ROOT / "benchmarks" / "loadgen" / "summaries"
@@ -27,14 +26,16 @@ NULL, TIMED = "null", "timed"
 BOUND_MS = 5000 * (FIXED + PER_ROW)  # five times what one row takes
 CLIENT_MS = 2.0  # of it, for the client: an objective counts from the request's arrival in the server to the answer
 SHARES = {NULL: 0.6, TIMED: 1.0}  # of the seconds of load: many queries a second need less time for a percentile
-SWEEP = [(batch, wait) for batch in (8, 16, 32) for wait in (0, 10)]  # batch size, and the longest wait in ms
-HALVINGS, QUICK_HALVINGS, SWEEP_HALVINGS = 5, 3, 4
+STEP, QUICK_STEP, SMALLEST_STEP = (
+    0.02,
+    0.15,
+    1.0,
+)  # of Server: a share of the rate, or queries/s, at which bisection ends
 CONNECTIONS = 256
 FEWEST = 700  # queries of Server: LoadGen calls none valid with fewer than 459, and of as many not one may be late
 MOST_SECONDS = 60.0  # to reach them
 PATIENCE = 60.0  # seconds beyond five times those of load: a server that needs more has not kept up
 EXPECTED = {NULL: 4000.0, TIMED: 200.0}  # queries/s, to begin with
-DEFAULTS = (0, 0)
 # What LoadGen's summary calls what the tables show.
 _LINES = {
     "rate": r"(?:Completed samples per second|QPS w/ loadgen overhead|Samples per second) *: *([\d.e+]+)",
@@ -42,6 +43,20 @@ _LINES = {
     "p90_ns": r"90.00 percentile latency \(ns\) *: *(\d+)",
     "p99_ns": r"99.00 percentile latency \(ns\) *: *(\d+)",
 }
+
+
+class Settings(NamedTuple):
+    """How a server is set: a peer by a batch size and the longest wait, Weir by flags."""
+
+    batch: int = 0  # 0: the server's own settings
+    wait_ms: int = 0
+    flags: str = ""
+
+    def __str__(self) -> str:
+        return f"batches of {self.batch}, {self.wait_ms} ms" if self.batch else self.flags or "its own"
+
+
+DEFAULTS = Settings()
 
 
 class Asked(NamedTuple):
@@ -53,10 +68,10 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """A frontend. `start(kind, settings)` runs its server; the settings are a batch size and a wait in ms, or DEFAULTS."""
+    """A frontend. `start(kind, settings)` runs its server."""
 
     name: str
-    start: Callable[[str, tuple[int, int]], Any]
+    start: Callable[[str, Settings], Any]
     ours: bool = False
 
 
@@ -67,14 +82,14 @@ def _http(
 
 
 @contextmanager
-def _weir(frontend: str, kind: str, settings: tuple[int, int], *more: str) -> Iterator[Asked]:
+def _weir(frontend: str, kind: str, settings: Settings) -> Iterator[Asked]:
     if frontend == "process":
         yield Asked(None, ["process", kind])
         return
     name = kind if frontend == "http" else f"{kind}tensor"
     model = {"null": "Null", "timed": "Timed"}[kind] + ("" if frontend == "http" else "Tensor")
     grpc = free_port()
-    command = weir_command(f"benchmarks.loadgen.models:{model}", "--grpc-port", str(grpc), *more)
+    command = weir_command(f"benchmarks.loadgen.models:{model}", "--grpc-port", str(grpc), *settings.flags.split())
     path, body, expected = (
         (f"/infer/{name}", "3", "3") if frontend == "http" else (f"/v2/models/{name}/infer", JSON_BODY, "3.0")
     )
@@ -97,13 +112,13 @@ def _binary(server: Server, path: str, folder: str) -> list[str]:
     return _http(server, path, f"@{kept}", '"y"', head, "application/octet-stream")
 
 
-def _judged(kind: str, settings: tuple[int, int]) -> list[str]:
-    return ["env", f"JUDGED={kind} {settings[0]} {settings[1]}", f"PYTHONPATH={JUDGED}"]
+def _judged(kind: str, settings: Settings) -> list[str]:
+    return ["env", f"JUDGED={kind} {settings.batch} {settings.wait_ms}", f"PYTHONPATH={JUDGED}"]
 
 
 def _plain(peer: str, path: str, command: Callable[[], list[str]], body: str = "3", expected: str = "3") -> Contender:
     @contextmanager
-    def start(kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+    def start(kind: str, settings: Settings) -> Iterator[Asked]:
         words = [*_judged(kind, settings), *command()]
         with serving(peer, words, path=path, body=body.encode(), expected=None) as server:
             yield Asked(server, _http(server, path, body, expected))
@@ -124,7 +139,7 @@ def _inference_protocol(name: str, peer: str, script: str, frontend: str) -> Con
     path = "/v2/models/judged/infer"
 
     @contextmanager
-    def start(kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+    def start(kind: str, settings: Settings) -> Iterator[Asked]:
         grpc = free_port()
         command = [*_judged(kind, settings), python_of(peer), str(JUDGED / script), "{port}", str(grpc)]
         with (
@@ -167,12 +182,12 @@ CONTENDERS = [
     _inference_protocol("Triton", "triton", "triton_judged.py", "grpc"),
 ]
 OURS = next(each for each in CONTENDERS if each.name == f"Weir, {LABELS['http']}")
-STATED = Contender(
-    "Weir, HTTP, the bound stated",
-    lambda kind, settings: _weir("http", kind, settings, "--policy", f"auto:p99={BOUND_MS - CLIENT_MS:.0f}ms"),
-)
-SWEPT = ("mosec", "litserve", "Triton, KServe gRPC")  # of which the best by its own settings is
-SOURCES = [ROOT / "src", ROOT / "benchmarks" / "loadgen", ROOT / "benchmarks" / "parts" / "loadgen.py", JUDGED]
+SOURCES = [
+    ROOT / "src",
+    ROOT / "benchmarks" / "loadgen",
+    JUDGED,
+    *sorted((ROOT / "benchmarks" / "parts").glob("loadgen*.py")),
+]
 
 
 def figures(summary: str) -> dict[str, Any]:
@@ -188,7 +203,7 @@ def _file_of(name: str) -> str:
     return name.replace(" ", "-").replace(",", "").lower()
 
 
-def _forget(run: Run, name: str) -> None:
+def forget(run: Run, name: str) -> None:
     """Remove the summaries of earlier runs."""
     for each in run.picture(SUMMARIES).glob(f"{_file_of(name)}-*"):
         each.unlink()
@@ -197,15 +212,15 @@ def _forget(run: Run, name: str) -> None:
 class Judge:
     """Has LoadGen ask one server."""
 
-    def __init__(self, asked: Asked, name: str, run: Run, share: float = 1.0) -> None:
-        self.asked, self.name, self.seconds = asked, name, share * run.seconds
+    def __init__(self, asked: Asked, name: str, run: Run, seconds: float, fewest: int = FEWEST) -> None:
+        self.asked, self.name, self.seconds, self.fewest = asked, name, seconds, fewest
         self.summaries = run.picture(SUMMARIES)
 
     def run(
         self, scenario: str, rate: float = 100.0, connections: int = CONNECTIONS, seconds: float | None = None
     ) -> dict[str, Any]:
-        """Run a scenario, of Server with at least FEWEST queries, and keep its summary."""
-        seconds = max(seconds or self.seconds, min(MOST_SECONDS, FEWEST / rate) if scenario == "Server" else 0.0)
+        """Run a scenario, of Server with at least `fewest` queries, and keep its summary."""
+        seconds = max(seconds or self.seconds, min(MOST_SECONDS, self.fewest / rate) if scenario == "Server" else 0.0)
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 python_of("loadgen"), "-m", "benchmarks.loadgen.sut", scenario, "--rate", f"{rate:.6g}", "--bound-ms", f"{BOUND_MS:.6g}",
@@ -227,10 +242,10 @@ class Judge:
         first = self.run("Offline", expected, seconds=1.0)
         return self.run("Offline", 1.1 * first["rate"]) if first["rate"] else first
 
-    def highest(self, most: float, halvings: int, low: float = 0.0) -> tuple[float, dict[str, Any]]:
-        """Return the highest rate of Server above `low` that is valid, and what was found there; `low` if none is."""
-        high, best = most, dict[str, Any]()
-        for _ in range(halvings if most > low else 0):
+    def highest(self, high: float, low: float = 0.0, step: float = STEP) -> tuple[float, dict[str, Any]]:
+        """Return the highest rate of Server between `low` and `high` that is valid, and what was found there; `low` if none is."""
+        best = dict[str, Any]()
+        while high - low > max(SMALLEST_STEP, step * high):
             rate = (low + high) / 2
             found = self.run("Server", rate)
             if found["valid"]:
@@ -255,13 +270,10 @@ def _measure(run: Run) -> Result:
     )
     rates: dict[tuple[str, str], float] = {}
     judged = [(kind, contender) for kind in (NULL, TIMED) for contender in CONTENDERS]
-    for (kind, contender), [row, rate] in _kept(run, "rows", judged, lambda each: _row(run, *each)):
+    for (kind, contender), [row, rate] in kept(run, "rows", judged, lambda each: _row(run, *each)):
         result.rows.append([kind, contender.name, *row])
         rates[kind, contender.name] = rate
         run.step(f"{kind}, {contender.name}: {count(rate)} queries/s")
-    if not run.quick:
-        chosen = _swept(run, result, rates)
-        _busy(run, result, [(STATED, DEFAULTS), (OURS, DEFAULTS), *chosen], rates[TIMED, OURS.name])
     _conclude(result, rates)
     return result
 
@@ -269,24 +281,24 @@ def _measure(run: Run) -> Result:
 T = TypeVar("T")
 
 
-def _kept(run: Run, name: str, subjects: Sequence[T], find: Callable[[T], Any]) -> Iterator[tuple[T, Any]]:
+def kept(run: Run, name: str, subjects: Sequence[T], find: Callable[[T], Any]) -> Iterator[tuple[T, Any]]:
     """Yield each subject with what `find` returns for it, or returned in an earlier run on the same code for as many seconds."""
     if run.quick:
         yield from ((each, find(each)) for each in subjects)
         return
-    kept = f"loadgen-{name}-{run.seconds:g}"
-    yield from zip(subjects, resumed(kept, SOURCES, lambda first: map(find, subjects[first:])), strict=True)
+    name = f"loadgen-{name}-{run.seconds:g}"
+    yield from zip(subjects, resumed(name, SOURCES, lambda first: map(find, subjects[first:])), strict=True)
 
 
 def _row(run: Run, kind: str, contender: Contender) -> tuple[list[str], float]:
     """Return the cells of a contender, and its rate of Server in queries/s."""
-    _forget(run, f"{contender.name} {kind}")
+    forget(run, f"{contender.name} {kind}")
     with contender.start(kind, DEFAULTS) as asked:
-        judge = Judge(asked, f"{contender.name} {kind}", run, SHARES[kind])
+        judge = Judge(asked, f"{contender.name} {kind}", run, SHARES[kind] * run.seconds)
         offline = judge.offline(EXPECTED[kind])
         single = judge.run("SingleStream", connections=1)
         several = judge.run("MultiStream", connections=8)
-        rate, there = judge.highest(offline["rate"], QUICK_HALVINGS if run.quick else HALVINGS)
+        rate, there = judge.highest(offline["rate"], step=QUICK_STEP if run.quick else STEP)
 
     def shown(found: dict[str, Any], name: str) -> str:
         if name not in found or not found.get("rate", 1.0):
@@ -298,99 +310,6 @@ def _row(run: Run, kind: str, contender: Contender) -> tuple[list[str], float]:
         count(rate), milliseconds(there["p99_ns"] / 1e9) if there else "", shown(single, "p90_ns"),
         shown(several, "p99_ns"), shown(offline, "rate"),
     ], rate  # fmt: skip
-
-
-def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> list[tuple[Contender, tuple[int, int]]]:
-    """Try batch sizes and waits for the peers' best rate with the model that takes time; return each peer with its best settings."""
-    rows, chosen = [], []
-    peers = [each for each in CONTENDERS if each.name in SWEPT]
-    for contender, [rate, [batch, wait]] in _kept(
-        run, "sweeps", peers, lambda each: _sweep(run, each, rates[TIMED, each.name])
-    ):
-        rates["swept", contender.name] = rate
-        chosen.append((contender, (batch, wait)))
-        rows.append([contender.name, count(rate), f"batches of {batch}, {wait} ms" if batch else "its own"])
-        run.step(f"{contender.name}, swept: {count(rate)} queries/s")
-    result.tables.append(
-        Table(
-            "The model that takes time, with the best of six settings",
-            ["server", "Server, valid queries/s", "settings"],
-            rows,
-        )
-    )
-    return chosen
-
-
-def _sweep(run: Run, contender: Contender, rate: float) -> tuple[float, tuple[int, int]]:
-    """Return the best rate of Server of `contender`, at least `rate`, which its own settings reach, and the settings."""
-    best = (rate, DEFAULTS)
-    _forget(run, f"{contender.name} swept")
-    for settings in SWEEP:
-        with contender.start(TIMED, settings) as asked:
-            judge = Judge(asked, f"{contender.name} swept", run)
-            if best[0] and not judge.run("Server", best[0])["valid"]:
-                continue  # these settings do not even reach the best rate so far
-            found, _ = judge.highest(settings[0] / (FIXED + PER_ROW * settings[0]), SWEEP_HALVINGS, best[0])
-        best = max(best, (found, settings))
-    return best
-
-
-def _busy(run: Run, result: Result, contenders: list[tuple[Contender, tuple[int, int]]], most: float) -> None:
-    """Compare how long the model that takes time computes, at half and at 90 % of `most` queries/s."""
-    rows, shares = [], {}
-    asked = [(load, each) for load in (0.5, 0.9) for each in contenders]
-    for (load, (contender, _)), [p99, valid, size, share] in _kept(
-        run, "busy", asked, lambda each: _share(run, *each, each[0] * most)
-    ):
-        shown = p99 if valid else f"{p99} (INVALID)"
-        rows.append([count(load * most), contender.name, shown, f"{size:.1f}", f"{100 * share:.1f} %"])
-        if valid:
-            shares[load, contender.name] = share
-        run.step(f"{contender.name}, {load:.0%}: busy {100 * share:.1f} %")
-    for load in (0.5, 0.9):
-        kept_it = {name: share for (at, name), share in shares.items() if at == load and name != STATED.name}
-        if kept_it and (load, STATED.name) in shares:
-            least = min(kept_it, key=kept_it.__getitem__)
-            result.at_least(
-                f"{TIMED}, {count(load * most)} queries/s: the least busy of all others that keep the bound ({least}), of Weir's with the bound stated",
-                kept_it[least] / shares[load, STATED.name],
-                1.0,
-            )
-    result.tables.append(
-        Table(
-            f"How long the model that takes time computes, at one rate (a batch saved is {1000 * FIXED:g} ms saved)",
-            ["queries/s", "server", "p99 ms", "mean batch size", "busy"],
-            rows,
-        )
-    )
-
-
-def _share(
-    run: Run, load: float, given: tuple[Contender, tuple[int, int]], rate: float
-) -> tuple[str, bool, float, float]:
-    """Return a server's 99th percentile at `rate` queries/s, whether that was valid, its mean batch size, and for which share of the time it computes."""
-    contender, settings = given
-    _forget(run, f"{contender.name} busy {load:g}")
-    with tempfile.NamedTemporaryFile() as kept, _named(kept.name), contender.start(TIMED, settings) as asked:
-        before = _lines(Path(kept.name))
-        found = Judge(asked, f"{contender.name} busy {load:g}", run).run("Server", rate, seconds=2 * run.seconds)
-        lines = _lines(Path(kept.name))[len(before) :]
-    size = sum(map(len, lines)) / max(1, len(lines))
-    share = (FIXED / max(1.0, size) + PER_ROW) * rate
-    return milliseconds(found.get("p99_ns", 0) / 1e9), found["valid"], size, share
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    os.environ[BUSY] = path
-    try:
-        yield
-    finally:
-        del os.environ[BUSY]
-
-
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines()
 
 
 def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
@@ -405,16 +324,9 @@ def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
             weir / max(1.0, others[peer]),
             wished,
         )
-    swept = {name: rate for (of, name), rate in rates.items() if of == "swept"}
-    if swept:
-        peer = max(swept, key=swept.__getitem__)
-        weir = max(rates[TIMED, name] for name in ours)
-        result.at_least(
-            f"{TIMED}: Weir without a setting, of the best peer after a sweep ({peer})", weir / swept[peer], 1.0
-        )
     result.notes += [
         f"`{TIMED}` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b. In *Server*, arrivals are Poisson and 99 % "
-        f"of the responses must take at most {BOUND_MS:.0f} ms ({CLIENT_MS:g} ms of it for the client); the rate is the highest valid one found by halving. Each server has one worker "
+        f"of the responses must take at most {BOUND_MS:.0f} ms ({CLIENT_MS:g} ms of it for the client); the rate is the highest valid one found by bisection to {100 * STEP:g} %. Each server has one worker "
         "process; peers run with their default settings, which batch only in BentoML. A wrong or refused response makes a run invalid.",
     ]
 
@@ -423,6 +335,6 @@ LOADGEN = Part(
     "loadgen",
     "Judged by MLPerf LoadGen",
     "[LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen) queries a model in its scenarios Server, SingleStream, MultiStream (8 at once) and Offline.",
-    lambda rounds: 2 * len(CONTENDERS) + 2 * (len(SWEPT) + 2) + len(SWEPT),
+    lambda rounds: 2 * len(CONTENDERS),
     _measure,
 )
