@@ -18,7 +18,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
-from weir.catalog.sources import ALL_FORMS, ModelToServe, RepositorySettings, default_name, platform_of_target
+from weir.catalog.sources import (
+    ALL_FORMS,
+    TORCHSERVE,
+    ModelToServe,
+    RepositorySettings,
+    default_name,
+    has_archives,
+    is_archive,
+    platform_of_target,
+)
 from weir.config import Checked, Rule, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
@@ -250,6 +259,8 @@ def read_settings(
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
     models = [] if only_repository else _models(targets, general, tables, groups, high, catalog, kind)
     _check_grouped(groups, models, f"{path}: devices", bool(server.get("model_repository")))
+    if kind is MODELS and has_archives(models, server.get("model_repository")):
+        server = {**server, "protocols": [*server.get("protocols", ()), TORCHSERVE]}
     parts = {
         part: dataclass(**{name: value for name, value in server.items() if catalog[name].part == part})
         for part, dataclass in {**SERVER_PARTS, **kind.server_parts}.items()
@@ -266,7 +277,7 @@ def _with_folder(
     targets: Sequence[str], high: dict[str, Any], has_repository: bool
 ) -> tuple[Sequence[str], dict[str, Any]]:
     """Return the targets that are not folders, and `high` with the folder among the targets as the repository. Raises SettingsError."""
-    folders = [target for target in targets if target and Path(target).is_dir()]
+    folders = [target for target in targets if target and Path(target).is_dir() and not is_archive(Path(target))]
     if not folders:
         return targets, high
     if len(folders) > 1 or has_repository or high.get("model_repository"):

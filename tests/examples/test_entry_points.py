@@ -1,4 +1,4 @@
-"""The examples of a frontend and of a protocol are opened and spoken by real servers that find them by their entry points."""
+"""The example of a frontend, and a protocol, are opened and spoken by real servers that find them by their entry points."""
 
 import signal
 import socket
@@ -15,12 +15,12 @@ def installed(folder: Path, kind: str, name: str, value: str) -> dict[str, str]:
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[weir.{kind}]\n{name} = examples.{name}:{value}\n")
+    (info / "entry_points.txt").write_text(f"[weir.{kind}]\n{name} = {value}\n")
     return {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}:{folder}"}
 
 
 def test_lines_in_lines_out_until_the_server_has_drained(tmp_path: Path) -> None:
-    environment = installed(tmp_path, "frontends", "lines", "LineFrontend")
+    environment = installed(tmp_path, "frontends", "lines", "examples.lines:LineFrontend")
     with Served("examples.square:Square", "--frontend", "lines=0", env=environment) as served:
         port = int(served.until_logged(r"listening.*tcp://127\.0\.0\.1:(\d+)")[1])
         served.until_ready()
@@ -35,8 +35,8 @@ def test_lines_in_lines_out_until_the_server_has_drained(tmp_path: Path) -> None
 
 
 def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
-    environment = installed(tmp_path, "protocols", "torchserve", "TorchServe")
-    with Served("examples.square:Square", "--protocols", "torchserve", env=environment) as served:
+    environment = installed(tmp_path, "protocols", "mine", "weir.protocols.torchserve:TorchServe")
+    with Served("examples.square:Square", "--protocols", "mine", env=environment) as served:
         served.until_ready()
         with httpx.Client(base_url=served.url) as client:
             answer = client.post("/predictions/square", content=b"3", headers={"X-Request-Id": "7"})
@@ -55,7 +55,7 @@ def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("--frontend", "lines=0"), "unknown frontend 'lines'; available: none"),
-        (("--protocols", "torchserve"), "unknown protocols 'torchserve'; available: none"),
+        (("--protocols", "mine"), "unknown protocols 'mine'; available: torchserve"),
     ],
 )
 def test_a_server_without_the_package_says_so(flags: tuple[str, ...], said: str) -> None:

@@ -16,6 +16,7 @@ from weir.messages import label_of
 from weir.model import Model
 from weir.plugins import Plugins
 from weir.policy.residency import Room
+from weir.serving import NAME
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -337,22 +338,51 @@ class RepositorySettings:
 
 
 FORMS = "module:Class or path/file.py:Class"
-ALL_FORMS = (
-    f"{FORMS}, a function in their place, a file .onnx, .skops, .joblib or .pkl, hf:TASK=MODEL, or a folder of models"
-)
+ALL_FORMS = f"{FORMS}, a function in their place, a file .onnx, .skops, .joblib, .pkl or .mar, hf:TASK=MODEL, or a folder of models"
 HUGGING_FACE = "hf:"
 
 # The platforms of models that are one file, by the end of the file's name.
+TORCHSERVE, ARCHIVES, MANIFEST = "torchserve", (".mar", ".tar.gz", ".tgz"), "MAR-INF/MANIFEST.json"
 PLATFORMS: Mapping[str, str] = MappingProxyType(
-    {".onnx": "onnx", ".skops": "sklearn", ".joblib": "sklearn", ".pkl": "sklearn", ".pickle": "sklearn"}
+    {
+        ".onnx": "onnx",
+        **dict.fromkeys((".skops", ".joblib", ".pkl", ".pickle"), "sklearn"),
+        **dict.fromkeys(ARCHIVES, TORCHSERVE),
+    }
 )
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether `path` is one of TorchServe's model archives: a file, or a folder with what is in one."""
+    return path.name.lower().endswith(ARCHIVES) if path.is_file() else (path / MANIFEST).is_file()
+
+
+def archives_in(root: Path) -> list[Path]:
+    """Return the model archives in the folder `root`, a model store of TorchServe. Raises OSError."""
+    return sorted(each for each in root.iterdir() if NAME.fullmatch(each.name) and is_archive(each))
+
+
+def has_archives(models: Sequence[ModelToServe], root: str | None) -> bool:
+    """Return whether one of `models` is a model archive, or the repository in `root` has one."""
+    try:
+        stored = root is not None and bool(archives_in(Path(root)))
+    except OSError:
+        stored = False  # opening the repository says why
+    return stored or any(model.platform == TORCHSERVE for model in models)
+
+
+def _ending_of(target: str) -> str:
+    """Return the one of PLATFORMS with which `target` ends, as it has it; "" for none."""
+    found = next((ending for ending in PLATFORMS if target.lower().endswith(ending)), "")
+    return target[len(target) - len(found) :]
 
 
 def platform_of_target(target: str) -> str:
     """Return the name of the platform that reads what `target` names; see platforms.py."""
     if target.startswith(HUGGING_FACE):
         return "transformers"
-    return PLATFORMS.get(Path(target).suffix.lower(), "python")
+    ending = _ending_of(target)
+    return PLATFORMS[ending.lower()] if ending else TORCHSERVE if target and is_archive(Path(target)) else "python"
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -384,7 +414,9 @@ def default_name(target: str) -> str:
     platform = platform_of_target(target)
     if platform == "transformers":
         return task_and_model(target)[0]
-    return Path(target).stem if platform != "python" else target.rpartition(":")[2].rpartition(".")[2].lower()
+    if platform == "python":
+        return target.rpartition(":")[2].rpartition(".")[2].lower()
+    return Path(target).name.removesuffix(_ending_of(target))
 
 
 def task_and_model(target: str) -> tuple[str, str]:
@@ -404,7 +436,7 @@ def located(model: ModelToServe) -> ModelToServe:
     if model.folder is not None or model.platform not in PLATFORMS.values() or not model.target:
         return model
     path = Path(model.target).absolute()
-    if not path.is_file():
+    if not (path.is_file() or is_archive(path)):
         raise SettingsError(f"TARGET {model.target!r}: no file {path}")
     return model._replace(target=path.name, folder=path.parent)
 
@@ -438,6 +470,7 @@ _PLUGINS = Plugins(
         "transformers": "weir.catalog.repository.platforms:TransformersPlatform",
         "triton_python": "weir.catalog.adapters.triton_python:TritonPythonPlatform",
         "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
+        TORCHSERVE: "weir.catalog.adapters.torchserve:TorchServePlatform",
         "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
     },
 )

@@ -59,7 +59,7 @@ def _is_any(host: str) -> bool:
 
 
 FRONTENDS = Plugins("frontend", "weir.frontends")
-PROTOCOLS = Plugins("protocols", "weir.protocols")
+PROTOCOLS = Plugins("protocols", "weir.protocols", {"torchserve": "weir.protocols.torchserve:TorchServe"})
 
 
 class Frontend(Protocol):

@@ -121,3 +121,12 @@ def threads_here() -> int:
     `cpu_count`."""
     stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(stated) if stated.isdecimal() and int(stated) else cpu_count()
+
+
+def gpu_count() -> int:
+    """Return how many GPUs of NVIDIA this process sees, without a library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([each for each in visible.split(",") if each.strip()])
+    listed = Path("/proc/driver/nvidia/gpus")
+    return len(list(listed.iterdir())) if listed.is_dir() else 0

@@ -21,6 +21,7 @@ import inspect
 import io
 import os
 import pickle
+import shutil
 import sys
 import threading
 import types
@@ -31,7 +32,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import count
 from time import time
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 from zlib import crc32
 
 import msgspec
@@ -69,6 +70,7 @@ class ModelFolder:
         self._tops: dict[str, str] = {}  # the other way round
         self._foreign: set[str] = set()  # names that are not of this folder
         self._added_path = False
+        self.remove: Callable[[], object] = lambda: None  # its files
         # Modules that only this folder's code sees, by name.
         self.given: dict[str, types.ModuleType] = {"importlib": self._importlib()}
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
@@ -207,8 +209,20 @@ def loaded_apart(path: str, name: str) -> ModelFolder:
 
 def folder_that_has(kind: type) -> ModelFolder | None:
     """Return the folder that a class was loaded from; None if that is not a model's."""
-    folder: ModelFolder | None = getattr(sys.modules.get(kind.__module__), FOLDER, None)
+    folder: ModelFolder | None = getattr(kind, FOLDER, None) or getattr(sys.modules.get(kind.__module__), FOLDER, None)
     return folder
+
+
+def private_folder(path: str) -> ModelFolder:
+    """Return the ModelFolder of `path`, which is removed when nobody holds it any more, or this process ends. A class that needs it has it as its FOLDER."""
+    folder = ModelFolder(path)
+    folder.remove = finalize(folder, _remove, path, os.getpid())
+    return folder
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process ends as well
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def hold(user: object, classes: Iterable[type]) -> None:
@@ -234,6 +248,7 @@ def forget_unused(folder: ModelFolder) -> None:
 def forget(folder: ModelFolder) -> None:
     """Remove the modules of `folder` from the process, and let others have their names."""
     with _lock:
+        folder.remove()
         if _folders.get(folder.path) is folder:
             del _folders[folder.path]
         if folder._added_path and folder.path in sys.path and folder.path != os.getcwd():

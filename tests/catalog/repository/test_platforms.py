@@ -57,7 +57,7 @@ def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> No
     with pytest.raises(SettingsError, match=r"platform='bad': .*:broken: KeyError: 'no'"):
         services(folder, "one")
     folder = write(tmp_path, {"one/1/x": "", "one/config.toml": 'platform = "none"'})
-    available = "python, onnx, sklearn, transformers, triton_python, mlserver, ensemble, bad, table"
+    available = "python, onnx, sklearn, transformers, triton_python, mlserver, torchserve, ensemble, bad, table"
     with pytest.raises(SettingsError, match=f"available: {available}"):
         services(folder, "one")
 

@@ -28,6 +28,7 @@ from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, RAGGED, REQUIRED, Last, Model, Tensor
 from weir.wire.tensors import rows_of, shape_key
+from weir.workers.cpus import gpu_count
 from weir.workers.process.launch import python_path
 from weir.workers.source import declared
 
@@ -98,7 +99,7 @@ class TritonPython(Model):
     def _arguments(self) -> dict[str, str]:
         config = json.loads(self.config)
         kinds = [group.get("kind") for group in config.get("instance_group", ())]
-        gpus = _gpus() if "KIND_GPU" in kinds else 0
+        gpus = gpu_count() if "KIND_GPU" in kinds else 0
         return {
             "model_config": self.config,
             "model_name": config["name"],
@@ -241,14 +242,6 @@ class _EventLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([each for each in visible.split(",") if each.strip()])
-    listed = Path("/proc/driver/nvidia/gpus")
-    return len(list(listed.iterdir())) if listed.is_dir() else 0
 
 
 class TritonPythonPlatform:

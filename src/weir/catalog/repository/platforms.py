@@ -30,7 +30,7 @@ from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
 from weir.catalog.repository.sklearn_model import SKOPS, SklearnModel
 from weir.catalog.repository.transformers_model import TASKS, TransformersModel
 from weir.catalog.repository.triton import triton_class_in
-from weir.catalog.sources import PLATFORMS, ModelToServe, platform_of, task_and_model
+from weir.catalog.sources import PLATFORMS, TORCHSERVE, ModelToServe, is_archive, platform_of, task_and_model
 from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model, overrides
 from weir.serving.delivery import logger
@@ -44,6 +44,8 @@ def guess(folder: Path, source: str) -> str:
     """Return the name of the platform that the files in `folder` are for. Raises SettingsError if that cannot be told."""
     if (folder / "model.py").is_file():
         return "python"
+    if is_archive(folder):
+        return TORCHSERVE
     for ending, platform in PLATFORMS.items():
         if any(folder.glob(f"*{ending}")):
             return platform

@@ -83,6 +83,7 @@ from weir.protocols.response import (
 from weir.serving.handle import ModelHandle, ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, ModelCounts, State, TritonNames
 from weir.telemetry.recorder import Metrics
+from weir.wire import predictions
 from weir.wire.schema import read_document, schema_of
 from weir.wire.status import codes_of_type
 from weir.wire.values import UNWRITABLE, decode, encode
@@ -98,6 +99,8 @@ _DEEPEST = 8  # levels of a type that are followed
 
 def request_to_try(service: ModelHandle, curl: str, base: str) -> str:
     """Return a command for a shell. `curl` is the program with its first options, and `base` the server's URL."""
+    if predictions.CONTENT_TYPE in service.facts.model.content_types:
+        return f"{curl} -T FILE {base}/predictions/{service.facts.name}"
     # Without declared inputs there are no items, as for most models of MLServer.
     path = (
         f"/infer/{service.facts.name}"

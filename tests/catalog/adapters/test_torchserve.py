@@ -1,0 +1,291 @@
+"""Model archives of TorchServe are served as they are; those with a handler of torch are for `make test-adapters`."""
+
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.catalog.adapters.archives import archive
+from tests.rings import subcases
+
+import weir
+from weir.catalog.adapters.torchserve import settings_from
+from weir.catalog.loading import make_service
+from weir.catalog.sources import ModelToServe, located
+from weir.errors import SettingsError
+
+# As a handler that is a function: it shows what it got, and does what the field `what` asks for.
+SHOW = """
+import os
+from ts.utils.util import PredictionException
+
+def handle(data, context):
+    if data is None:
+        return None
+    results = []
+    for index, row in enumerate(data):
+        what = bytes(row.get("what", b"")).decode()
+        if what == "raise":
+            raise ValueError("broken")
+        if what == "refuse":
+            raise PredictionException("not so", 513)
+        if what == "too few":
+            return []
+        if what == "no list":
+            return "abc"
+        if what == "exit":
+            os._exit(3)
+        if what == "status":
+            context.set_response_status(code=418, phrase="teapot", idx=index)
+            context.set_response_header(index, "X-Yours", "v")
+            context.set_response_content_type(index, "text/x-mine")
+        if what == "header":
+            context.set_response_header(index, "X-Yours", "a\\r\\nb: c")
+        context.metrics.add_counter("Seen", 1, index)
+        context.metrics.add_time("Took", 2.5, index, "ms")
+        shown = {name: [type(value).__name__, bytes(value).decode("latin-1") if isinstance(value, (bytes, bytearray)) else value] for name, value in row.items()}
+        results.append({
+            "bytes": b"\\x00\\xff", "text": "text", "none": None, "number": 3, "status": "short",
+            "context": {
+                **context.system_properties, "here": os.getcwd(), "manifest": context.manifest["model"]["modelName"],
+                "yaml": context.model_yaml_config, "id": context.get_request_id(index), "mine": context.get_request_header(index, "X-Mine"),
+            },
+        }.get(what, shown))
+    return results
+"""
+
+# As a handler that is a class with a module and a file beside it, whose batches are of requests that came together.
+LENGTH = """
+import json
+from ts.torch_handler.base_handler import BaseHandler
+from neighbour import offset
+
+class Length(BaseHandler):
+    def initialize(self, context):
+        self.names = json.load(open("names.json"))
+        self.initialized = True
+
+    def preprocess(self, data):
+        return [row.get("body") for row in data]
+
+    def inference(self, texts):
+        if "bad" in texts:
+            raise ValueError("a bad text")
+        return [len(text) + offset for text in texts]
+
+    def postprocess(self, lengths):
+        return [self.names.get(str(each), each) for each in lengths]
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("store")
+    archive(
+        root / "show.mar",
+        {"handler.py": SHOW, "requirements.txt": "absent-package"},
+        requirementsFile="requirements.txt",
+    )
+    files = {"lengths.py": LENGTH, "neighbour.py": "offset = 100", "names.json": '{"103": "three"}'}
+    archive(root / "length.mar", files, "lengths.py")
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(store: Path) -> Iterator[httpx.Client]:
+    targets = [str(store / "show.mar"), str(store / "length.mar")]
+    with weir.running(*targets, spin=0.0) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        yield client
+
+
+def ask(client: httpx.Client, what: str, **headers: str) -> httpx.Response:
+    return client.post(
+        "/predictions/show",
+        files={"what": (None, what)},
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+@subcases(
+    ("content_type", "body", "row"),
+    [
+        ("", "a", {"body": ["bytearray", "a"]}),
+        ("application/octet-stream", "a", {"body": ["bytearray", "a"]}),
+        ("text/plain; charset=utf-8", "a", {"body": ["str", "a"]}),
+        ("application/json; charset=utf-8", '{"a": [1]}', {"body": ["dict", {"a": [1]}]}),
+        ("application/json", '{"a', {"body": ["bytearray", '{"a']}),
+        ("application/x-www-form-urlencoded", "a=b+%41&c", {"a": ["bytearray", "b A"]}),
+        ("application/x-www-form-urlencoded", "hello", {}),
+    ],
+)
+def test_what_a_handler_gets_of_a_body(client: httpx.Client, content_type: str, body: str, row: Any) -> None:
+    answer = client.put(
+        "/predictions/show", content=body, headers={"Content-Type": content_type} if content_type else {}
+    )
+    assert (answer.status_code, answer.json()) == (200, row)
+
+
+def test_what_a_handler_gets_of_a_form(client: httpx.Client) -> None:
+    parts: Any = {
+        "data": ("a.json", b'{"a": 1}', "application/json"),
+        "x": (None, b"\r\n--1\r"),
+        "n": ("b", b"\0", "image/png"),
+    }
+    answer = client.post("/predictions/show/1.0", files=parts)
+    rows = {"data": ["dict", {"a": 1}], "x": ["bytearray", "\r\n--1\r"], "n": ["bytearray", "\0"]}
+    assert (answer.status_code, answer.json()) == (200, rows)
+
+
+@subcases(
+    ("what", "status", "content_type", "body"),
+    [
+        ("bytes", 200, "application/octet-stream", b"\x00\xff"),
+        ("text", 200, "text/plain; charset=utf-8", b"text"),
+        ("none", 200, "application/json", b"null"),
+        ("number", 200, "application/json", b"3"),
+        ("status", 418, "text/x-mine", b"short"),
+    ],
+)
+def test_what_a_handler_returns(client: httpx.Client, what: str, status: int, content_type: str, body: bytes) -> None:
+    answer = ask(client, what)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (status, content_type, body)
+    assert answer.headers.get("x-yours") == ("v" if what == "status" else None)
+
+
+@subcases(
+    ("what", "status", "message"),
+    [
+        ("raise", 503, "predict raised ValueError: broken"),
+        ("refuse", 513, "not so"),
+        ("too few", 503, "the handler returned 0 results for 1 requests, must be a list with one for each"),
+        ("no list", 503, "the handler returned a str for 1 requests, must be a list with one for each"),
+        ("header", 503, "the handler set the header 'x-yours', which no model may, or to a value that no header has"),
+        ("exit", 503, "it crashed its worker"),
+    ],
+)
+def test_how_a_handler_fails(client: httpx.Client, what: str, status: int, message: str) -> None:
+    answer = ask(client, what)
+    assert (answer.status_code, answer.json()["code"], answer.json()["type"]) == (
+        status,
+        status,
+        "InternalServerException",
+    )
+    assert message in answer.json()["message"]
+
+
+@subcases(
+    ("path", "body", "status", "kind"),
+    [
+        ("/predictions/none", b"", 404, "ModelNotFoundException"),
+        ("/predictions/show/9.0", b"", 404, "ModelVersionNotFoundException"),
+        ("/predictions/show", b"--a\r\nno end", 400, "BadRequestException"),
+        ("/predictions/show", b"--a\r\n\r\n" * 2000, 400, "BadRequestException"),
+    ],
+)
+def test_what_is_refused(client: httpx.Client, path: str, body: bytes, status: int, kind: str) -> None:
+    answer = client.post(path, content=body, headers={"Content-Type": "multipart/form-data; boundary=a"})
+    assert (answer.status_code, answer.json()["type"]) == (status, kind)
+
+
+def test_what_a_context_tells(client: httpx.Client, store: Path) -> None:
+    told = ask(client, "context", X_Mine="3", X_Request_Id="seven").json()
+    folder = told["model_dir"]
+    assert told == {
+        "model_dir": folder,
+        "gpu_id": None,
+        "batch_size": 1,
+        "server_name": "MMS",
+        "server_version": "0.12.0",
+        "limit_max_image_pixels": True,
+        "here": folder,
+        "manifest": "show",
+        "yaml": {},
+        "id": "seven",
+        "mine": "3",
+    }
+    metrics = client.get("/metrics").text
+    assert 'Seen_total{model="show"}' in metrics and 'Took_ms{model="show",worker="0"} 2.5' in metrics
+
+
+def test_requests_in_other_protocols_reach_the_handler(client: httpx.Client) -> None:
+    assert client.post("/infer/length", json="abc").json() == "three"
+    assert client.post("/infer/length/batch", json=["", "abc"]).json() == [{"output": 100}, {"output": "three"}]
+
+
+def test_a_bad_request_fails_alone(store: Path) -> None:
+    with weir.running(str(store / "length.mar"), max_batch_size=8, spin=0.0) as server:
+        answer = httpx.post(f"{server.address}/infer/length/batch", json=["a", "bad", "abc"]).json()
+    assert [list(each) for each in answer] == [["output"], ["error", "code"], ["output"]]
+
+
+def test_a_folder_and_a_tar_file_are_served_too(store: Path, tmp_path: Path) -> None:
+    from weir.catalog.adapters.model_archive import unpack
+
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    unpack(store / "length.mar", folder, "length")
+    with tarfile.open(tmp_path / "tarred.tar.gz", "w:gz") as made:
+        made.add(folder, ".")
+    with weir.running(str(folder), str(tmp_path / "tarred.tar.gz"), spin=0.0) as server:
+        for name in ("plain", "tarred"):
+            sent = {"Content-Type": "text/plain"}
+            assert httpx.put(f"{server.address}/predictions/{name}", content="abc", headers=sent).text == "three"
+    assert (folder / "lengths.py").is_file()  # it is not ours to remove
+
+
+def test_what_was_unpacked_is_removed_with_the_model(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with weir.running(str(store / "length.mar"), spin=0.0) as server:
+        (first,) = os.listdir(tmp_path)
+        load = f"{server.address}/v2/repository/models/length/"
+        assert httpx.post(f"{load}load", timeout=60).status_code == 200
+        (second,) = os.listdir(tmp_path)
+        assert second != first
+        assert httpx.post(f"{load}unload").status_code == 200
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "handler", "settings", "why"),
+    [
+        ({}, "handler.py", {}, "handler='handler.py': must be a file of the archive or one of base_handler"),
+        ({}, "text_classifier", {}, "install the package torchserve"),
+        ({"handler.py": ""}, "handler.py", {"executor": "thread"}, "executor='thread': must be process"),
+        ({"../x": ""}, "handler.py", {}, "must be a path inside"),
+    ],
+)
+def test_archives_that_cannot_be_served(
+    tmp_path: Path, files: dict[str, str], handler: str, settings: dict[str, Any], why: str
+) -> None:
+    path = archive(tmp_path / "a.mar", files, handler)
+    model = ModelToServe(str(path), "a", {}, [], settings, platform="torchserve")
+    with pytest.raises(SettingsError, match=r"^a: a.mar: ") as raised:
+        make_service(located(model), ())
+    assert why in raised.value.message
+
+
+def test_settings_of_torchserve_are_ours() -> None:
+    given = {
+        "batchSize": 8,
+        "maxBatchDelay": 50,
+        "minWorkers": 2,
+        "responseTimeout": 20,
+        "jobQueueSize": 10,
+        "deviceType": "cpu",
+    }
+    assert settings_from(given, "here") == {
+        "max_batch_size": 8,
+        "workers": 2,
+        "predict_timeout": 20.0,
+        "max_queue_size": 10,
+        "policy": "size-or-delay:size=8,delay=0.05",
+        "max_queue_delay": 0.05,
+    }
+    assert settings_from({"batchSize": 1, "maxBatchDelay": 50, "minWorkers": 0}, "here") == {"max_batch_size": 1}
+    with pytest.raises(SettingsError, match="here: batchSize='many': must be a number from 0 on"):
+        settings_from({"batchSize": "many"}, "here")
