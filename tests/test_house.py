@@ -118,7 +118,6 @@ LONG_SIGNATURES = {
     "weir.catalog.adapters.ts_modules.Context.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,
-    "weir.commands.bench.bench": FLAGS,
     "weir.commands.embed.benchmark": FLAGS,
     "weir.commands.solve.solve": FLAGS,
     "weir.serving.service.Service.__init__": KEYWORDS,

@@ -13,7 +13,7 @@ import uvloop
 from tests.bench.stubs import Echo, FakeWaker
 
 from weir.bench import LoadSettings, Report, bench, run_bench
-from weir.bench.report import draw, headline, markdown, to_dict
+from weir.bench.report import headline, markdown, to_dict
 from weir.bench.run import (
     Alarm,
     Load,
@@ -207,7 +207,7 @@ def test_percentiles_and_their_intervals() -> None:
     assert math.isinf(outcome(*requests[:50]).p99_ms.high)  # too few to say
 
 
-def test_the_report_as_json_and_as_a_figure(report: Report, tmp_path: Path) -> None:
+def test_the_report_as_json(report: Report) -> None:
     read = msgspec.json.decode(msgspec.json.encode(to_dict(report)))
     outcome = read["outcomes"]["a|b"]
     assert outcome["requests"] == 180 and set(outcome["p50_ms"]) == {"value", "low", "high"}
@@ -215,10 +215,6 @@ def test_the_report_as_json_and_as_a_figure(report: Report, tmp_path: Path) -> N
     assert outcome["lag"]["p99_ms"] > 0.0 and "times_ms" not in outcome
     assert read["outcomes"]["c"]["p50_ms"] == {"value": None, "low": None, "high": None}
     assert len(read["failures"]) == 3
-    draw(report, tmp_path / "drawn.png")
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-    svg = (tmp_path / "drawn.svg").read_text()
-    assert "share of requests that took longer" in svg and "a|b" in svg and "ms" in svg
 
 
 # When requests leave, and the schedules of rounds.

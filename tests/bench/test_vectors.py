@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -156,13 +155,6 @@ MACHINE = {"machine": "two CPUs", "versions": {"weir": "0.1.0"}}
 def test_markdown_says_at_its_end_what_was_measured_on() -> None:
     text = vectors.as_markdown(TABLES, MACHINE)
     assert "| 2 | 50.5 | 101 |" in text and text.endswith("<sub>machine two CPUs, versions weir 0.1.0.</sub>\n")
-
-
-def test_a_picture_has_a_panel_for_each_table_of_one_thing_that_changes(tmp_path: Path) -> None:
-    vectors.draw(TABLES, tmp_path / "tables.svg")
-    drawn = (tmp_path / "tables.svg").read_text()
-    assert "Clients" in drawn and "texts/s in all" in drawn and "Small requests" not in drawn
-    assert (tmp_path / "tables.png").stat().st_size
 
 
 def test_texts_have_the_words_that_were_requested_and_are_always_the_same() -> None:

@@ -7,7 +7,7 @@
 run.py      one round of requests, an open or a closed loop; all rounds of all targets, and the results
 target.py   the contract of a target, the ledger of a round, the batches that a server counts; and a model in this process
 server.py   an endpoint of a server: any path that accepts POST, or the Open Inference Protocol over HTTP, gRPC and WebSocket
-report.py   the progress line, tables, Markdown, JSON and the figure
+report.py   the progress line, tables, Markdown and JSON
 vectors.py  the tables for a server of text vectors
 
 Importing this module loads the settings only, from which the command line is made.

@@ -1,4 +1,4 @@
-"""Shows a run: its progress in a line, and its results as a table with a column for each target, as Markdown, JSON and a figure."""
+"""Shows a run: its progress in a line, and its results as a table with a column for each target, as Markdown and JSON."""
 
 import asyncio
 import shutil
@@ -7,15 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from weir.bench.run import QUANTILES, Outcome, Report, TargetTurn, Watch
 from weir.bench.target import Batches, Ledger
-from weir.figures import figure, plain_log, styles
 from weir.simulation.statistics import Estimate, plain
 
 Row = tuple[str, list[str]]
@@ -117,48 +114,6 @@ def _number(value: float) -> str:
     if not isfinite(value):
         return "–"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-_POINTS = 400  # of a curve
-_STRIPES = 100  # of the time axis
-_MARKED = (0.5, 0.1, 0.01, 0.001)  # the shares beyond p50, p90, p99 and p99.9
-
-
-def draw(report: Report, path: Path) -> None:
-    """Draw the distribution of response times and their course over time, and write `path` as PNG and SVG. Raises SettingsError
-    without matplotlib."""
-    with figure(path, 1, 2, size=(9.6, 3.8)) as (drawing, ((tail, course),)):
-        drawing.suptitle(headline(report), fontsize=9)
-        for outcome, style in zip(report.outcomes.values(), styles(), strict=False):
-            if len(outcome.times_ms):
-                _draw_tail(tail, outcome, style)
-                _draw_course(course, outcome, style)
-        tail.set(xlabel="response time from the intended instant, ms", ylabel="share of requests that took longer")
-        tail.set_title("marked: p50, p90, p99, p99.9", fontsize=8, loc="right")
-        plain_log(tail, "x", "y")
-        tail.set_ylim(top=1.0)
-        if tail.lines:
-            tail.legend(fontsize=8, loc="lower left")
-        course.set(xlabel="instant at which the request was to be sent, s", ylabel="response time, ms")
-        course.set_title("thick: median, thin: largest", fontsize=8, loc="right")
-        plain_log(course, "y")
-
-
-def _draw_tail(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
-    shares = np.geomspace(1.0, 1.0 / len(outcome.times_ms), _POINTS)
-    marks = [int(np.searchsorted(-shares, -share)) for share in _MARKED if share > shares[-1]]
-    times = np.quantile(outcome.times_ms, 1.0 - shares)
-    axes.plot(times, shares, label=outcome.target, markevery=marks, **style)
-
-
-def _draw_course(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
-    edges = np.linspace(outcome.instants.min(), outcome.instants.max() + 1e-9, min(_STRIPES, len(outcome.instants)) + 1)
-    parts = np.split(outcome.times_ms, np.searchsorted(outcome.instants, edges[1:-1]))
-    middles = (edges[1:] + edges[:-1]) / 2.0
-    known = [index for index, part in enumerate(parts) if len(part)]
-    plain = {**style, "marker": ""}
-    axes.plot(middles[known], [np.median(parts[index]) for index in known], label=outcome.target, **plain)
-    axes.plot(middles[known], [parts[index].max() for index in known], **{**plain, "linewidth": 0.6})
 
 
 _INTERVAL = 0.25  # seconds

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import cycle, takewhile
 from math import inf
-from pathlib import Path
 from statistics import median
 from threading import Barrier, BrokenBarrierError, Event
 from typing import IO, Any, NamedTuple
@@ -21,7 +20,6 @@ from typing import IO, Any, NamedTuple
 from weir.client import EmbeddingClient, Unreachable
 from weir.client.embedding import EmbeddingTransport
 from weir.errors import ModelNotReady, SettingsError
-from weir.figures import figure, styles
 
 # Each word is one token for the usual English models.
 _WORDS = (
@@ -265,9 +263,6 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.1f}"
 
 
-_ACROSS = 3  # panels in a row
-
-
 def as_markdown(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:
     """Return `tables` as Markdown, followed by the facts about the machine."""
     return "\n".join([*(table.markdown() for table in tables), f"<sub>{_listed(machine)}.</sub>\n"])
@@ -276,31 +271,6 @@ def as_markdown(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:
 def _listed(facts: Mapping[str, Any]) -> str:
     inner = ((name, _listed(each) if isinstance(each, Mapping) else each) for name, each in facts.items())
     return ", ".join(f"{name} {each}" for name, each in inner)
-
-
-def draw(tables: Sequence[Table], path: Path) -> None:
-    """Write `path` as PNG and SVG, with a panel for each table whose first column is the varied value. Raises SettingsError without
-    matplotlib."""
-    shown = [table for table in tables if table.columns[1].startswith("texts/s")]
-    across = min(_ACROSS, max(1, len(shown)))
-    with figure(path, -(-max(1, len(shown)) // across), across) as (_, axes):
-        for each in axes.flat[len(shown) :]:
-            each.set_visible(False)
-        for each, table in zip(axes.flat, shown, strict=False):
-            _panel(each, table)
-
-
-def _panel(axes: Any, table: Table) -> None:
-    first, *rates = zip(*table.rows, strict=True)
-    places = range(len(first))
-    for name, rate, style in zip(table.columns[1:], rates, styles(), strict=False):
-        axes.plot(places, rate, label=name, **style)
-    axes.set_xticks(places, [f"{value:,}" for value in first], fontsize=7, rotation=45 if len(first) > 6 else 0)
-    axes.set_title(table.title, fontsize=9)
-    axes.set(xlabel=table.columns[0], ylabel="texts/s")
-    axes.set_ylim(bottom=0)
-    if len(rates) > 1:
-        axes.legend(fontsize=8)
 
 
 ANSWER_SECONDS = 600.0  # a request of thousands of texts takes long on a CPU

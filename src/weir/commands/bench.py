@@ -60,7 +60,6 @@ def bench(
     ] = None,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     markdown: Annotated[Path | None, flag("File to write the result to as Markdown; - prints it.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
     **options: list[Any] | None,
 ) -> int:
     """Load-test a server. Response times count from when each request was due to be sent.
@@ -79,9 +78,9 @@ def bench(
     made += _in_process(in_process or [], policy or [], set_ or [], data, http.timeout)
     if not made:
         raise SettingsError("nothing to measure: give a URL, or a model with --in-process")
-    check_results(json, markdown, figure=figure)
+    check_results(json, markdown)
     report = run_shown(made, load, progress=Console(stderr=True).is_terminal)
-    _write(report, json, markdown, figure)
+    _write(report, json, markdown)
     for line in [*(f"warning: {each}" for each in report.warnings), *report.failures]:
         typer.echo(f"weir: {line}", err=True)
     return FAILED if report.failures else 0
@@ -130,10 +129,10 @@ def _model(target: str, settings: Sequence[str]) -> "ModelToServe":
     return read_settings([target], flags, {}).models[0]
 
 
-def _write(report: "Report", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
+def _write(report: "Report", json: Path | None, markdown: Path | None) -> None:
     from rich.console import Console
 
-    from weir.bench.report import draw, headline, table, to_dict
+    from weir.bench.report import headline, table, to_dict
     from weir.bench.report import markdown as as_markdown
 
     console = Console(highlight=False)
@@ -142,5 +141,3 @@ def _write(report: "Report", json: Path | None, markdown: Path | None, figure: P
         print_table(console, table(report))
     write_json(to_dict(report), json)
     write_result(as_markdown(report), markdown)
-    if figure is not None:
-        draw(report, figure)

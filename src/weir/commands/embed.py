@@ -157,7 +157,6 @@ def benchmark(
     ] = False,
     json: Annotated[Path | None, flag("File to write the tables to as JSON; - prints them.", _RESULT)] = None,
     markdown: Annotated[Path | None, flag("File to write the tables to as Markdown.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File to draw the tables to, as .png and .svg.", _RESULT)] = None,
 ) -> int:  # fmt: skip
     """Benchmark a model as bert-serving-benchmark does: start one server after another and print tables as Markdown.
 
@@ -167,7 +166,7 @@ def benchmark(
     """
     from weir.bench.vectors import WORDS, Patience, TablesPlan
 
-    check_results(json, markdown, figure=figure)
+    check_results(json, markdown)
     directory, flags = _split(words or [])
     plan = TablesPlan(
         _numbers("--length", lengths),
@@ -184,7 +183,7 @@ def benchmark(
     if quick:
         plan = plan._replace(batch=32, patience=Patience(num_repeat, 1.5))
     tables = _run(plan, [*([directory] if directory else []), *flags], zmq, wait_till_ready, shown=json != STDOUT)
-    _write(tables, json, markdown, figure)
+    _write(tables, json, markdown)
     return 0
 
 
@@ -213,16 +212,14 @@ def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, sho
     return tables
 
 
-def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
-    from weir.bench.vectors import as_markdown, draw
+def _write(tables: "list[Table]", json: Path | None, markdown: Path | None) -> None:
+    from weir.bench.vectors import as_markdown
     from weir.profiling.machine import describe_machine
 
     machine = describe_machine()
     write_json({"machine": machine, "tables": [table._asdict() for table in tables]}, json)
     if markdown is not None:
         write_atomically(markdown, as_markdown(tables, machine))
-    if figure is not None:
-        draw(tables, figure)
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:
