@@ -122,7 +122,6 @@ LONG_SIGNATURES = {
     "weir.commands.solve.solve": FLAGS,
     "weir.serving.service.Service.__init__": KEYWORDS,
     "weir.simulation.banks.solve": KEYWORDS,
-    "weir.simulation.device.compare_orders": KEYWORDS,
     "weir.simulation.scaling.simulate_scaling": KEYWORDS,
     "weir.simulation.simulator.run": KEYWORDS,
     "weir.simulation.simulator.simulate": KEYWORDS,

@@ -1,6 +1,7 @@
 """Several models on one device: what each order costs, against the exact optimum for two, and in the real batchers."""
 
 from collections.abc import Sequence
+from heapq import merge
 from typing import NamedTuple
 
 import numpy as np
@@ -9,19 +10,86 @@ from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.deadlines import by_arrival, by_deadline, late_shares
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from benchmarks.policies.two_models import Rule, TwoModels
+from weir.batching.settings import BatchingSettings
+from weir.batching.workers import SharedWorkers
+from weir.messages import Dispatch
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable
+from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 from weir.simulation.arrivals import read_trace
-from weir.simulation.device import DeviceModel, share, solve_device
-from weir.simulation.engine import Run
+from weir.simulation.engine import (
+    Engine,
+    Run,
+    ServiceTimes,
+    SimulatedModel,
+    SimulatedRequest,
+    SimulatedWorkers,
+    Whole,
+)
 
 PAIRS = 50  # of each kind
 DRAWS = 8  # of each setting in the real batchers
 ORDERS = ("oldest", "longest", "solved")
 RIVALS = ORDERS[:2]
+
+
+# Models that share a device in virtual time: a real Batcher for each, and the real order of turns. Instants and durations are in seconds.
+
+
+class DeviceModel(NamedTuple):
+    """A model of the simulation: its profile, its policy, the instants of its arrivals (ascending), and its bound on waits."""
+
+    profile: Profile
+    policy: Policy
+    arrivals: Floats
+    max_queue_delay: float = 1e6
+    timeout: float = 1e9
+
+
+class DeviceWorkers(SimulatedWorkers):
+    """Workers that several models share, one after another; `order` is one of batching/workers.py's ORDERS."""
+
+    def __init__(self, order: str, ready: int) -> None:
+        super().__init__(ready)
+        self._shared: SharedWorkers[SimulatedModel] = SharedWorkers(order)
+
+    def serve(self, model: SimulatedModel) -> None:
+        """See SimulatedWorkers."""
+        super().serve(model)
+        self._shared.add(model)
+
+    def begin(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._shared.began(model, cut.worker, model.engine.now)
+        super().begin(model, cut)
+
+    def end(self, model: SimulatedModel, cut: Dispatch) -> None:
+        """See SimulatedWorkers."""
+        self._shared.ends(model, cut.worker, model.engine.now)
+        super().end(model, cut)
+        self._shared.ended(cut.worker, model.engine.now)
+
+
+def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: int = 0) -> list[Run]:
+    """Return what happens to each model. `order` is one of batching/workers.py's ORDERS.
+
+    All requests have one row. The same `seed` gives the same service times.
+    """
+    engine, device, wholes = Engine(), DeviceWorkers(order, workers), [Whole() for _ in models]
+    for number, (each, whole) in enumerate(zip(models, wholes, strict=True)):
+        size = each.profile.max_batch_size
+        settings = BatchingSettings(max_batch_size=size, max_queue_delay=each.max_queue_delay, max_queue_size=1 << 30)
+        times = ServiceTimes(each.profile, seed + number)
+        SimulatedModel(engine, settings, each.policy, times, whole, device, timeout=each.timeout)
+    streams = [
+        [(at, number, index) for index, at in enumerate(model.arrivals.tolist())] for number, model in enumerate(models)
+    ]
+    for at, number, index in merge(*streams):
+        engine.models[number].accept([SimulatedRequest(index, at, models[number].timeout)])
+    engine.finish()
+    return [whole.run(each.profile, workers, each.arrivals) for whole, each in zip(wholes, models, strict=True)]
 
 
 class Drawn(NamedTuple):

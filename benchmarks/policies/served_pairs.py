@@ -28,9 +28,8 @@ from benchmarks.policies.devices import ORDERS, RIVALS
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from benchmarks.policies.two_models import Numbers, Rule, TwoModels
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.device import DeviceLoad
+from weir.policy.solve.device import DeviceLoad, solve_device
 from weir.simulation.arrivals import read_trace
-from weir.simulation.device import solve_device
 
 NAMES = ("first", "second")
 WARM = 0.25  # of the requests of a run do not count

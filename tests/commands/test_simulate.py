@@ -90,8 +90,6 @@ def test_policies_are_compared_by_what_a_promise_takes(profile: Path) -> None:
         (["--workers=1..2", "--target-load=2"], "target_load=2.0: must be a share"),
         (["--workers=1..2", "--policy=greedy", "--policy=full:2"], "--policy: given 2 times"),
         (["--workers=1..2", "--start-up-time=soon"], "--start-up-time='soon': must be a duration"),
-        (["--device-order", "oldest"], "--device-order=oldest: needs several profiles"),
-        (["--arrivals=poisson:0.3", "--arrivals=poisson:0.2"], "--arrivals: given 2 times for one profile"),
     ],
 )
 def test_what_is_wrong_is_reported_in_one_line(profile: Path, arguments: list[str], message: str) -> None:
@@ -118,57 +116,3 @@ def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None
     document = json.loads((folder / "rules.json").read_text())
     assert document["goal"] == "p99=20ms"
     assert (folder / "rules.svg").exists()
-
-
-@pytest.fixture
-def slow(profile: Path) -> Path:
-    path = profile.with_name("slow.profile.toml")
-    path.write_text(GOOGLENET_P4.up_to(8).scaled(time=5.0).to_toml())
-    return path
-
-
-def test_several_profiles_share_a_device_and_their_orders_are_compared(profile: Path, slow: Path) -> None:
-    options = ["--arrivals", "poisson:0.4", "--arrivals", "poisson:0.3", "--requests", 4_000, "--energy-weight", 0]
-    file = profile.parent / "it.json"
-    done = weir_here("simulate", profile, slow, *options, "--json", file, env={"COLUMNS": "120"})
-    assert done.returncode == 0
-    shown = done.stdout
-    assert " on one device; cost 1 per ms, 0 per W; " in shown
-    rows = [line.split() for line in shown.splitlines()[2:]]
-    assert rows[0][:2] == ["solved", "square"] and {row[0] for row in rows if len(row) == 9} == {
-        "solved", "longest", "oldest", "fair"
-    }  # fmt: skip
-    document = json.loads(file.read_text())
-    assert document["costs"]["solved"] < document["costs"]["oldest"]
-    for outcomes in document["outcomes"].values():
-        assert outcomes["square"]["share"] == pytest.approx(0.4, rel=0.5)
-        assert 3_000 < sum(each["requests"] for each in outcomes.values()) <= 4_000
-
-
-@subcases(
-    ("arguments", "message"),
-    [
-        (["--policy", "greedy"], "--policy=greedy: is for one profile, and 2 are given"),
-        (["--bulk", "3"], "--bulk=3: is for one profile, and 2 are given"),
-        (["--arrivals", "poisson:0.3"], "--arrivals: given 1 times for 2 profiles; must be given once for each"),
-        (["--arrivals", "poisson:0.3", "--arrivals", "poisson:0.2,rows=4"], "rows=4: requests of models on a device have one row"),
-        (["--device-order", "lifo"], "--device-order=lifo: must be one of fair, oldest, longest, solved"),
-        (["--workers", "1..3"], "--workers=1..3: must be a number, 1 or more, with several profiles"),
-        (["--seed", "-1"], "--seed=-1, --warm-up=0.1"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_several_profiles_is_reported_in_one_line(profile: Path, slow: Path, arguments: list[str], message: str) -> None:  # fmt: skip
-    done = weir_here("simulate", profile, slow, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_a_trace_of_one_model_bounds_the_time_of_all(profile: Path, slow: Path) -> None:
-    trace = profile.with_name("trace.csv")
-    trace.write_text("".join(["arrival_s,rows\n", *(f"{0.01 * number},1\n" for number in range(101))]))
-    options = ["--arrivals", f"trace:{trace}", "--arrivals", "poisson:0.3", "--warm-up", 0, "--deadline", "8ms"]
-    done = weir_here("simulate", profile, slow, *options, "--json", "-")
-    assert done.returncode == 0
-    oldest = json.loads(done.stdout)["outcomes"]["oldest"]
-    assert oldest["square"]["requests"] == 101 and 0.0 < oldest["square"]["late_share"] < 1.0
-    assert oldest["slow"]["requests"] < 300

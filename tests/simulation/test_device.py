@@ -1,17 +1,17 @@
-"""simulation/device.py: models that share a device, with the real batchers, against exact figures."""
+"""Models that share a device, with the real batchers, against exact figures."""
 
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from benchmarks.policies.devices import DeviceModel, share
 from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable
-from weir.simulation.device import DeviceModel, share, solve_device
+from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=6)
 LONG = Profile.linear(alpha_ms=1.2, tau0_ms=4.0, max_batch_size=6)

@@ -19,8 +19,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.rules import Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable
-from weir.simulation.device import solve_device
+from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 from weir.simulation.engine import SimulatedRequest
 from weir.tuning import DeviceRequest
 from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner

@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 
     from weir.batching.settings import BatchingSettings
     from weir.policy.cost.profile import Profile
-    from weir.simulation.device import OrdersComparison
     from weir.simulation.results import Comparison
     from weir.simulation.scaling import ScalingComparison
 
     Table = list[list[str]]  # the names of columns, and rows
-
-_PROFILES = "Profile written by `weir profile`; several are models that share a device, whose orders are compared."
 
 
 def _duration(default: str | None, help: str) -> Any:
@@ -51,11 +48,10 @@ class SimulationSettings(Checked):
         "(default: smdp,greedy)",
         metavar="POLICY",
     )
-    arrivals: list[str] = setting(
-        [],
+    arrivals: str = setting(
+        "poisson:0.7",
         "when requests arrive: a process with its load as a share of the workers' capacity (poisson:0.7), or with its rate in "
-        "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE "
-        "(default: poisson:0.7). With several profiles, once for each",
+        "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE",
     )
     workers: str = setting(
         "1",
@@ -70,11 +66,6 @@ class SimulationSettings(Checked):
     bulk_delay: str | None = _duration(None, "time by which bulk work may delay a request (default: as in weir serve)")
     max_queue_delay: str | None = _duration(
         None, "longest time that a policy may hold a request back, such as 100ms (default: no limit)"
-    )
-    device_order: str | None = setting(
-        None,
-        "with several profiles: orders, separated by commas (default: solved,longest,oldest,fair)",
-        metavar="ORDER",
     )
 
 
@@ -101,13 +92,11 @@ class ScalingSettings(Checked):
 _SIMULATION = declared_by(SimulationSettings, "Simulation")
 _SCALING = declared_by(ScalingSettings, "Autoscaling")
 _RULES = [each.name for each in _SCALING]
-# What only a simulation of one profile has.
-_SINGLE = ("policy", "bulk", "bulk_delay", "reference_rate", "latency_objective", "figure", *_RULES)
 
 
 @with_declared(*_SIMULATION, *WEIGHTS, *_SCALING)
 def simulate(
-    profile: Annotated[list[Path], typer.Argument(metavar="PROFILE...", help=_PROFILES)],
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", "Result")] = None,
     figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", "Result")] = None,
     **options: list[Any] | None,
@@ -116,28 +105,19 @@ def simulate(
 
     All policies get the same arrivals and the same random service times. Confidence intervals are 95 %.
 
-    With a range of workers, scaling rules are compared instead, under one policy (default: greedy). With several profiles, the orders
-    in which their models take turns on a device.
+    With a range of workers, scaling rules are compared instead, under one policy (default: greedy).
     """
     from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.policy.cost.profile import read_profile
 
-    given = {name: texts for name, texts in {**options, "figure": figure and [figure]}.items() if texts}
+    given = {name: texts for name, texts in options.items() if texts}
     settings = SimulationSettings(**values_of(_SIMULATION, options))
     weights = WeightSettings(**values_of(WEIGHTS, options))
     scaling = ScalingSettings(**values_of(_SCALING, options))
-    if len(profile) > 1:
-        _refuse(given, _SINGLE, f"is for one profile, and {len(profile)} are given")
-        check_results(json)
-        _compare_orders(profile, settings, weights, json)
-        return
-    _refuse(given, ("device_order",), "needs several profiles: models that share a device")
-    if len(settings.arrivals) > 1:
-        raise SettingsError(f"--arrivals: given {len(settings.arrivals)} times for one profile; must be given once")
     check_results(json, figure=figure)
-    measured = read_profile(profile[0])
+    measured = read_profile(profile)
     if ".." in settings.workers:
         _refuse(given, ("bulk",), "needs a fixed number of workers, as in --workers 4")
         _compare_rules(measured, settings, scaling, weights, json, figure)
@@ -157,7 +137,7 @@ def _compare_policies(
     named = [each for text in settings.policy or ["smdp,greedy"] for each in split_policies(text)]
     with progress_bar("simulating") as bar:
         compared = compare(
-            profile, named, _arrivals(settings), workers=workers, requests=settings.requests, seed=settings.seed,
+            profile, named, settings.arrivals, workers=workers, requests=settings.requests, seed=settings.seed,
             warm_up=settings.warm_up, prices=weights.prices, settings=batching, deadline=_seconds(settings.deadline),
             latency_objective=weights.latency_objective, bulk=settings.bulk, progress=lambda what, done, whole: bar(done, whole, what),
         )  # fmt: skip
@@ -185,7 +165,7 @@ def _compare_rules(
     rules = [each for text in scaling.scaling or ["weir"] for each in split_policies(text, "scaling")]
     with progress_bar("simulating") as bar:
         scaled = simulate_scaling(
-            profile, rules, _arrivals(settings), workers=settings.workers, start_up=parse_duration(scaling.start_up_time),
+            profile, rules, settings.arrivals, workers=settings.workers, start_up=parse_duration(scaling.start_up_time),
             requests=settings.requests, seed=settings.seed, warm_up=settings.warm_up, policy=policies[0] if policies else "greedy",
             prices=weights.prices, objective=weights.latency_objective, target_load=scaling.target_load,
             deadline=_seconds(settings.deadline), idle_after=parse_duration(scaling.scale_to_zero_after),
@@ -202,10 +182,6 @@ def _seconds(duration: str | None) -> float | None:
     return None if duration is None else parse_duration(duration)
 
 
-def _arrivals(settings: SimulationSettings) -> str:
-    return settings.arrivals[0] if settings.arrivals else "poisson:0.7"
-
-
 def _batching(profile: "Profile", settings: SimulationSettings) -> "BatchingSettings":
     from weir.simulation.simulator import settings_for
 
@@ -219,52 +195,6 @@ def _refuse(given: "Mapping[str, list[Any]]", names: "Sequence[str]", why: str) 
     for name in names:
         if name in given:
             raise SettingsError(f"--{name.replace('_', '-')}={','.join(map(str, given[name]))}: {why}")
-
-
-def _compare_orders(
-    paths: "Sequence[Path]", settings: SimulationSettings, weights: WeightSettings, json: Path | None
-) -> None:
-    from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
-    from weir.policy.cost.profile import read_profile
-    from weir.simulation.device import compare_orders
-
-    workers, requests = settings.workers, settings.requests or 50_000
-    if not workers.isdecimal() or workers == "0":
-        raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")
-    if settings.seed < 0 or not 0.0 <= settings.warm_up < 1.0 or requests < 1:
-        raise SettingsError(
-            f"--seed={settings.seed}, --warm-up={settings.warm_up}, --requests={requests}: must be 0 or more, from 0 to below 1, and 1 or more"
-        )
-    named = (settings.device_order or ",".join((SOLVED, LONGEST, OLDEST, FAIR))).split(",")
-    for order in named:
-        if order not in ORDERS:
-            raise SettingsError(f"--device-order={order}: must be one of {', '.join(ORDERS)}")
-    profiles: dict[str, Profile] = {}
-    for path in paths:
-        name = path.name.removesuffix(".profile.toml")
-        same = sum(each.partition(" ")[0] == name for each in profiles)
-        profiles[f"{name} {same + 1}" if same else name] = read_profile(path)
-    compared = compare_orders(
-        profiles, settings.arrivals or [f"poisson:{0.7 / len(paths):.3g}"] * len(paths), named, prices=weights.prices,
-        requests=requests, workers=int(workers), seed=settings.seed, warm_up=settings.warm_up,
-        deadline=_seconds(settings.deadline), max_queue_delay=_seconds(settings.max_queue_delay),
-    )  # fmt: skip
-    _write(compared, json, lambda: _orders_table(compared), texts=2)
-
-
-def _orders_table(compared: "OrdersComparison") -> "Table":
-    """Return the outcomes as a table, the cheapest order first."""
-    columns = ["order", "model", "cost", "response ms", "p99 ms", "late %", "batch", "share", "W"]
-    table = [columns]
-    for order in sorted(compared.costs, key=lambda each: compared.costs[each]):
-        heads = iter([(order, short(compared.costs[order]))])
-        for name, each in compared.outcomes[order].items():
-            first, cost = next(heads, ("", ""))
-            times = short(each.response_time_ms), short(each.p99_ms), f"{100.0 * each.late_share:.2f}"
-            table.append(
-                [first, name, cost, *times, f"{each.batch_rows:.1f}", f"{each.share:.0%}", short(each.power_w)]
-            )
-    return table
 
 
 def _scaling_table(compared: "ScalingComparison") -> "Table":
@@ -288,14 +218,12 @@ _STYLES = {"best": "bold green", "unstable": "red", "not kept": "red", "loses mo
 
 
 def _write(
-    compared: "Comparison | OrdersComparison | ScalingComparison",
+    compared: "Comparison | ScalingComparison",
     json: Path | None,
     table_of: "Callable[[], Table]",
-    texts: int = 1,
 ) -> None:
-    """Print the heading and the table, and write `compared` to the file `json`, if there is one; to stdout, only that. The first `texts` columns are
-    names, of which a narrow terminal wraps the last.
-    """
+    """Print the heading and the table, and write `compared` to the file `json`, if there is one; to stdout, only that. A narrow terminal wraps the names
+    in the first column."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -305,13 +233,11 @@ def _write(
         return
     columns, *rows = table_of()
     shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, column in enumerate(columns, 1):
-        if index == texts:
-            shown.add_column(column, overflow="fold", min_width=11)
-        else:
-            shown.add_column(column, justify="left" if index < texts else "right", no_wrap=index > texts)
-    for names, cells in ((row[:texts], row[texts:]) for row in rows):
-        shown.add_row(*names, *(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+    shown.add_column(columns[0], overflow="fold", min_width=11)
+    for column in columns[1:]:
+        shown.add_column(column, justify="right", no_wrap=True)
+    for name, *cells in rows:
+        shown.add_row(name, *(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
     console = Console(highlight=False)
     console.print(compared.heading(), markup=False, soft_wrap=True)
     print_table(console, shown)

@@ -84,7 +84,7 @@ class DeviceRequest(NamedTuple):
 
     def solve(self) -> "list[DeviceTable]":
         """See Solvable."""
-        from weir.simulation.device import solve_device
+        from weir.policy.solve.device import solve_device
 
         return solve_device(self.loads, self.batches)
 

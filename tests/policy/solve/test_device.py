@@ -7,10 +7,9 @@ from tests.rings import subcases
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.device import BUSIEST, DeviceLoad, device_load, variants
+from weir.policy.solve.device import BUSIEST, DeviceLoad, device_load, solve_device, variants
 from weir.policy.solve.smdp import LONGEST, solve_long
 from weir.policy.solve.tables import extended, limit_of
-from weir.simulation.device import solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, beta_mj=1.0, zeta0_mj=6.0, max_batch_size=6)
 LONG = Profile.linear(alpha_ms=1.2, tau0_ms=4.0, beta_mj=2.0, zeta0_mj=30.0, max_batch_size=6)

@@ -15,16 +15,17 @@ waits. A decision takes one look-up per model.
 
 No share is the best one for all models: `variants` has the order above; with tables of the share ρ_k + 1 - ρ instead,
 which wait less; with what is left divided equally; and the longest queue first, which never waits. The same arrivals
-are played with each (`play`), the cheapest is taken, and its urgencies are corrected (simulation/device.py).
+are played with each (`play`), the cheapest is taken, and its urgencies are corrected (`solve_device`).
 
 Rates are in rows per second, times in milliseconds, as in smdp.py.
 """
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapreplace
 from itertools import accumulate
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -202,3 +203,50 @@ def play(
         now = max(now, ends[0])
     # What waits at the end for rows that never come would hardly count.
     return waited / max(1, sum(served)) + energy / max(*ends, 1e-9)
+
+
+PLAYED = 30_000  # requests
+TILT, TILTS, WORTH = 2.0**0.5, 4, 0.002  # see `_tilted`
+Tables = list[DeviceTable]
+
+
+def solve_device(loads: Sequence[DeviceLoad], batches: int = 1, *, requests: int = PLAYED, seed: int = 1) -> Tables:
+    """Return the tables of models that share a device, in the order of `loads`: of the variants the one that costs least on that many
+    requests with Poisson arrivals, with urgencies that are corrected on the same requests. The device runs `batches` batches at once.
+    """
+    tried = variants(loads, batches)
+    total = sum(each.rate for each in loads)
+    if len(loads) < 2 or not total:
+        return tried[0]
+    arrivals = []
+    for number, each in enumerate(loads):
+        gaps = np.random.default_rng([seed, number]).exponential(1.0, max(1, round(requests * each.rate / total)))
+        arrivals.append((np.cumsum(gaps) * 1000.0 / each.rate).tolist() if each.rate else [])
+
+    def cost(tables: Tables) -> float:
+        return play(loads, tables, arrivals, batches)
+
+    return _tilted(loads, min(((cost(tables), tables) for tables in tried), key=itemgetter(0)), cost)
+
+
+def _tilted(loads: Sequence[DeviceLoad], found: tuple[float, Tables], cost_of: Callable[[Tables], float]) -> Tables:
+    """Return the tables of `found` (their cost, and they), with the urgencies of each model multiplied by what makes them cost least.
+
+    The urgency of a model says nothing of what its batch costs another that comes meanwhile, so where batches differ much in length, one model's
+    is worth more or less than it says. Up to TILTS factors TILT are tried in either direction, as long as each saves the part WORTH.
+    """
+    cost, tables = found
+    ranked = sorted((index for index, each in enumerate(loads) if each.rate), key=lambda index: loads[index].rate)
+    for index in ranked[:-1]:  # only ratios count
+        for factor in (TILT, 1.0 / TILT):
+            before = cost
+            for _ in range(TILTS):
+                tilted = [*tables]
+                tilted[index] = tables[index].tilted(factor)
+                trial = cost_of(tilted)
+                if trial > cost * (1.0 - WORTH):
+                    break
+                cost, tables = trial, tilted
+            if cost < before:
+                break
+    return tables
