@@ -125,7 +125,6 @@ LONG_SIGNATURES = {
     "weir.simulation.scaling.simulate_scaling": KEYWORDS,
     "weir.simulation.simulator.run": KEYWORDS,
     "weir.simulation.simulator.simulate": KEYWORDS,
-    "weir.testing.FakeRequest.__init__": KEYWORDS,
 }
 
 

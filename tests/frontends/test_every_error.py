@@ -9,6 +9,7 @@ import grpc
 import httpx
 import numpy
 import pytest
+from tests.fakes import RecordingObserver
 from tests.frontends.grpc.kit import INFER
 from tests.frontends.grpc.kit import item as grpc_item
 from tests.frontends.http.servers import running
@@ -23,7 +24,6 @@ from weir.errors import WeirError
 from weir.frontends.http.fast.shared import Heads
 from weir.protocols import HttpSettings
 from weir.serving.service import Service
-from weir.testing import RecordingObserver
 from weir.wire.kserve_grpc import write_request
 from weir.wire.sse import EventParser
 from weir.wire.status import grpc_code, http_code, kserve_code

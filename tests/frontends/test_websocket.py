@@ -11,6 +11,7 @@ import httpx
 import numpy
 import pytest
 from starlette.websockets import WebSocket
+from tests.fakes import RecordingObserver
 from tests.frontends.dashboard.browser.site import hosted
 from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum, answer, answers, failure, item, next_answer, rows, serving
@@ -27,7 +28,7 @@ from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
 from weir.protocols.account import Account
-from weir.testing import FakeExecutor, RecordingObserver
+from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceResponse, RequestedOutput
 from weir.wire.websocket import read_response, write_cancel
 

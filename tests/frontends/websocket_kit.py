@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+from tests.fakes import RecordingObserver
 from tests.frontends.http.servers import fronts_know
 from tests.served import TEST_FRONTS
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,7 +20,6 @@ from weir.frontends.websocket import WebSockets
 from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import ErrorMessage, read_response, write_request
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
+from tests.fakes import RecordingObserver
 from tests.frontends.http.fast.kit import Square, squared
 from tests.frontends.http.sockets import until
 from tests.rings import subcases
@@ -43,7 +44,7 @@ from weir.messages import JSON, Form, Kind
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, SharedAccount, SharedFigures, table_bytes
 from weir.serving.service import Service
-from weir.testing import FakeExecutor, RecordingObserver
+from weir.testing import FakeExecutor
 from weir.workers.arena import create_memory
 
 # Some requests are made when the module is imported: they must not expire before their test.

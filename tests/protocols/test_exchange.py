@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from examples.tensors import Affine
+from tests.fakes import RecordingObserver
 from tests.frontends.http.sockets import until
 from tests.garbage import no_cycles_of
 from tests.rings import subcases
@@ -25,7 +26,7 @@ from weir.protocols.entries import DEFAULT_SCHEDULE, QueueEntry, schedule_of
 from weir.protocols.exchange import Exchange, Gathering, QueuedRequest, StreamPart, end_of
 from weir.protocols.native import read_head_for
 from weir.serving.service import Service
-from weir.testing import FakeClock, FakeExecutor, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 
 

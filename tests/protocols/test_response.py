@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+from tests.fakes import FakeRequest
 from tests.frontends.http.models import Add, Blob, Echo, Reader, Shout
 from tests.rings import subcases
 
@@ -32,7 +33,7 @@ from weir.protocols.response import (
     write_types,
 )
 from weir.serving.service import Service
-from weir.testing import FakeBlock, FakeExecutor, FakeRequest
+from weir.testing import FakeBlock, FakeExecutor
 
 
 class Ended(QueuedRequest):

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from tests.fakes import FakeRequest, RecordingObserver
 from tests.serving.models import Square as Square
 
 from weir import Model, Service
-from weir.testing import FakeClock, FakeExecutor, FakeRequest, Predict, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor, Predict
 
 
 def squares(batch: list[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes import FakeRequest, RecordingObserver
 from tests.rings import subcases
 from tests.serving.kit import Rig, Square, request, serving, squares, turns
 from tests.serving.models import Total
@@ -23,7 +24,7 @@ from weir import (
 )
 from weir.messages import Batch, Dispatch, Events, Kind, Reason, Timing
 from weir.policy.decision import Decision, Observation
-from weir.testing import FakeExecutor, FakeRequest, RecordingObserver
+from weir.testing import FakeExecutor
 
 
 async def test_all_requests_of_one_turn_share_a_batch() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from tests.fakes import RecordingObserver
 
 from weir import Last, Model, ModelError, Service
 from weir.catalog.chains import Chain
 from weir.messages import EventKind, Events
-from weir.testing import RecordingObserver
 from weir.wire.frames import FrameParser, encode_events
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

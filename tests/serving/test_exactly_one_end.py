@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes import FakeRequest
 from tests.serving.kit import Rig, serving, squares, turns
 from tests.workers.models import Echo
 
 from weir import ModelError, Service
 from weir.errors import WeirError
-from weir.testing import FakeExecutor, FakeRequest
+from weir.testing import FakeExecutor
 
 NAMES = "call call call impatient list request cancel answer answer fail lose revive pass turn turn"  # the more, the likelier
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES.split()), st.integers(0, 9)), max_size=60)

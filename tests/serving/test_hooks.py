@@ -4,13 +4,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.fakes import FakeRequest
 from tests.rings import subcases
 from tests.serving.kit import Rig, serving, squares, turns
 
 from weir import InvalidRequest, ModelError, Service
 from weir.messages import JSON, MSGPACK, OBJECT
 from weir.serving.hooks import HookedBatch
-from weir.testing import FakeRequest, Predict
+from weir.testing import Predict
 
 
 class Plus(Service):

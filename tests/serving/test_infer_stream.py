@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import RecordingObserver
 from tests.serving.kit import Square, squares, until
 from tests.streaming_models import Count, Dying, Prefixes, Raising, Script, Ticking
 
 import weir
 from weir.serving.calls import BURST
-from weir.testing import RecordingObserver
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 EXECUTORS = ["process", "thread", "inline"]

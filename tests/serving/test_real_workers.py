@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import uvloop
+from tests.fakes import RecordingObserver
 from tests.serving.kit import squares, until
 from tests.serving.models import Broken, Dangerous, Paced, Square, Total
 from tests.streaming_models import Fire
@@ -26,7 +27,6 @@ from weir.errors import WeirError
 from weir.messages import KSERVE, LENT, Dispatch, Form, Kind
 from weir.model import PAD, RAGGED
 from weir.policy import scaling
-from weir.testing import RecordingObserver
 from weir.wire.inference import ArenaArrays
 from weir.wire.kserve_json import BodyPeek
 from weir.wire.tensors import shape_key

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 
 import numpy
 import pytest
+from tests.fakes import FakeRequest, RecordingObserver
 from tests.rings import subcases
 from tests.serving.kit import Square, request, serving, squares, turns
 
@@ -16,7 +17,7 @@ from weir.messages import JSON, Kind
 from weir.serving.driver import Driver
 from weir.serving.handle import ModelHealth
 from weir.serving.service import Replaced, same
-from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor
 
 
 class Texts(weir.Model):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import FakeRequest
 from tests.rings import subcases
 from tests.served import MODELS, serving, until
 
@@ -17,7 +18,7 @@ from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.simulation.arrivals import read_trace
 from weir.telemetry import TelemetrySettings, logs
 from weir.telemetry.output import LOST
-from weir.testing import FakeClock, FakeRequest
+from weir.testing import FakeClock
 
 
 def lines_of(settings: TelemetrySettings, stream: io.StringIO, *events: tuple[str, dict[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from tests.fakes import FakeRequest
 
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
@@ -21,7 +22,7 @@ from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.telemetry.exposition import Exposition, State
 from weir.telemetry.recorder import HALF, SECONDS, Histogram, Metrics, Recorder, RollingWindow
-from weir.testing import FakeClock, FakeRequest
+from weir.testing import FakeClock
 
 
 class Ask(RequestBase):

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, Self
 
+from tests.fakes import FakeRequest
 from tests.frontends.http.fast.kit import Square
 
 from weir.catalog.registry import Registry
@@ -10,7 +11,7 @@ from weir.errors import WeirError
 from weir.frontends.dashboard import ONLY_MODELS, DashboardSampler, Sections
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
-from weir.testing import FakeExecutor, FakeRequest
+from weir.testing import FakeExecutor
 
 
 class Scene:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.fakes import RecordingObserver
 from tests.frontends.http.servers import fronts_know
 
 from weir.catalog.manager import Manager
@@ -24,7 +25,6 @@ from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
-from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import methods, read_response, write_request
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes import RecordingObserver
 from tests.frontends.http.models import Echo, Moody, Square
 from tests.frontends.http.servers import Running, Serve, running
 
@@ -13,7 +14,7 @@ from weir.catalog.registry import Registry
 from weir.errors import Cancelled
 from weir.protocols import HttpSettings
 from weir.serving.service import Service
-from weir.testing import FakeClock, FakeExecutor, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor
 
 POST = b"POST /infer/square HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
 

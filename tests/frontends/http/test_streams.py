@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes import RecordingObserver
 from tests.frontends.http.servers import Serve
 from tests.simulated.loop import SimulatedLoop
 from tests.streaming_models import Count, Prefixes, Script, Ticking
@@ -20,7 +21,6 @@ from weir.model import Model
 from weir.protocols import HttpSettings
 from weir.protocols.exchange import EventSource
 from weir.serving.service import Service
-from weir.testing import RecordingObserver
 from weir.wire.sse import Event, EventParser
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
+from tests.fakes import RecordingObserver
 from tests.workers.models import Square as Square
 
 from weir.catalog.registry import Registry
@@ -18,7 +19,7 @@ from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
-from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
+from weir.testing import FakeBlock, FakeClock, FakeExecutor
 
 GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
 CHUNKED = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n3\r\n0\r\n\r\n"
