@@ -72,8 +72,12 @@ def to_batch(dispatch: Dispatch) -> Batch:
         entries = entries_of(dispatch)
         requests = [entry[0] for entry in entries]
         payloads = [_payload(*entry) for entry in entries]
-    content_types = _one_or_all([request.form.content_type for request in requests])
-    accepts = _one_or_all([request.form.accept for request in requests])
+    forms = [request.form for request in requests]
+    content_types: str | list[str] = forms[0].content_type
+    accepts: str | list[str] = forms[0].accept
+    if forms.count(forms[0]) < len(forms):  # few batches have several forms
+        content_types = _one_or_all([form.content_type for form in forms])
+        accepts = _one_or_all([form.accept for form in forms])
     return Batch(dispatch.batch_id, payloads, content_types, accepts, dispatch.attempt, requests=requests)
 
 
