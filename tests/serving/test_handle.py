@@ -51,7 +51,7 @@ def test_who_calls_a_service() -> None:
     dispatcher, exchange = "weir.fronts.dispatcher", "weir.protocols.exchange"
     assert sorted(found) == [
         ("notify", "weir.frontends.http.asgi"), ("notify", "weir.frontends.http.fast.shared"), ("notify", dispatcher), ("notify", exchange),
-        ("submit", "weir.frontends.http.fast.inference"), ("submit", dispatcher), ("submit", exchange),
+        *[("submit", f"weir.frontends.http.fast.{each}") for each in ("connection", "inference")], ("submit", dispatcher), ("submit", exchange),
         ("submit_all", dispatcher),
     ]  # fmt: skip
 

@@ -149,7 +149,7 @@ class Batcher:
     # Requests.
 
     def submit(self, request: Request, now: float) -> None:
-        """Put `request` in the queue; its state is as `request_state.begin` makes it.
+        """Put `request` in the queue; its state is `request_state.NEW`.
 
         Raises Draining; InvalidRequest if the request, or an indivisible item of it, exceeds what a batch may hold; DeadlineExceeded if the
         deadline has passed or can no longer be met; Overloaded with `retry_after` (seconds) when `max_waiting` rows wait. It is not in the

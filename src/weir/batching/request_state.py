@@ -23,12 +23,8 @@ class State(Protocol):
     partial: Any
 
 
-def begin(request: State) -> None:
-    """Give a new request its first state: all of it is still to be dispatched."""
-    request.settled = False
-    request.taken = 0
-    request.overtaken = 0
-    request.partial = None
+# The state of a new request, in this order: all of it is still to be dispatched.
+NEW: tuple[bool, int, int, Any] = False, 0, 0, None
 
 
 class RequestBase:
@@ -51,7 +47,7 @@ class RequestBase:
         self.deadline = arrival + form.timeout
         self.trace = trace
         self.large = False
-        begin(self)
+        self.settled, self.taken, self.overtaken, self.partial = NEW
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: this request has one response."""

@@ -433,7 +433,7 @@ class Chain(Service):
         model = type(kind.__name__, (Chained,), attributes)
         name = name or kind.__name__.lower()
         chain = ChainSteps(kind.steps if steps is None else steps, name, settings.get("version", ""), model)
-        executor = ChainExecutor(chain, self.now)
+        executor = ChainExecutor(chain, lambda: self.now())  # noqa: PLW0108 - the constructor sets it below
         options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
 

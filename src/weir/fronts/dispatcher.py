@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import msgspec
 import numpy
 
-from weir.batching.request_state import RequestBase, begin
+from weir.batching.request_state import NEW, RequestBase
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.frontends.http.access_log import HttpLog
 from weir.fronts.messages import (
@@ -155,7 +155,7 @@ class RemoteRequest(RequestBase):
         self.deadline = arrival + form.timeout
         self.trace = None
         self.large = False
-        begin(self)
+        self.settled, self.taken, self.overtaken, self.partial = NEW
         self.front = front
         self.handle = handle
         self.number = number

@@ -361,7 +361,7 @@ class KserveHead(RequestOptions):
 
     __slots__ = (
         "call", "header_length", "headers", "layouts", "lead", "outline", "outlined",
-        "service", "small_json", "stream", "undecoded", "version",
+        "service", "small_json", "stream", "version",
     )  # fmt: skip
 
     def __init__(self, service: "ModelHandle", version: str, call: str = "infer") -> None:
@@ -372,7 +372,6 @@ class KserveHead(RequestOptions):
         self.stream = call.endswith("_stream")
         self.header_length: int | None = None
         self.headers: Headers = []
-        self.undecoded = False
         self.outline: BodyPeek | None = None  # reads rows and batch key of a JSON body that the worker decodes
         self.outlined: tuple[int, Any, Any, Form] | None = (
             None  # the last outline that was found, and the form of its request

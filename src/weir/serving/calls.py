@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, 
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from weir.batching.request_state import RequestBase, begin, refuse
+from weir.batching.request_state import NEW, RequestBase, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
 from weir.messages import NO_RESPONSE, Dispatch, Form, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
@@ -70,7 +70,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         self.payload = payload
         self.arrival = arrival
         self.deadline = arrival + form.timeout
-        begin(self)
+        self.settled, self.taken, self.overtaken, self.partial = NEW
         self._withdraw = withdraw
         return self
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpac
 
 import msgspec
 
-from weir.batching.request_state import begin, refuse
+from weir.batching.request_state import NEW, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, SettingsError, WeirError, for_caller
 from weir.figures import html_table
 from weir.messages import LONGEST_TIMEOUT, Express, Form, Kind, Observer, Request, label_of
@@ -124,7 +124,7 @@ class Service:
         facts = ModelFacts(
             self.name, version, self.model, platform, composed.batching, composed.service, hooked=any(hooks)
         )
-        self._clock = clock
+        self.now = clock  # returns the present time in seconds, as in the `arrival` of a request
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
@@ -268,10 +268,10 @@ class Service:
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
         call = Call(loop=loop)
-        begin(call)
+        call.settled, call.taken, call.overtaken, call.partial = NEW
         call.form = form = generation.form
         call.payload = item
-        call.arrival = now = self._clock()
+        call.arrival = now = self.now()
         call.deadline = now + form.timeout
         call._withdraw = generation.withdraw
         try:
@@ -374,7 +374,7 @@ class Service:
 
     def new_stream(self, item: Any, **options: Unpack[CallKeywords]) -> StreamedCall:
         """Return a request for `item` that is not in the queue yet. May be called from any thread."""
-        return StreamedCall(self.form_of(**options), item, self.facts.settings.stream_buffer, self.cancel, self._clock)
+        return StreamedCall(self.form_of(**options), item, self.facts.settings.stream_buffer, self.cancel, self.now)
 
     def form_of(
         self, *, timeout: float | None = None, priority: int = 0, key: Hashable = None, backpressure: bool | None = None
@@ -424,7 +424,7 @@ class Service:
         generation = self.generation
         if generation.streaming and takes_one(request):
             raise several(self.name)
-        now = self._clock() if now is None else now
+        now = self.now() if now is None else now
         if generation.tracing is None:
             generation.driver.submit(request, now)
         else:
@@ -475,10 +475,6 @@ class Service:
     def arena_bytes(self) -> int:
         """Bytes of shared memory for payloads. If it is 0, `reserve` always returns None."""
         return int(self.generation.driver.executor.gauges()["arena_bytes"])
-
-    def now(self) -> float:
-        """Return the present time of this service's clock in seconds, as in the `arrival` of a request."""
-        return self._clock()
 
     @property
     def ready(self) -> bool:
@@ -575,7 +571,7 @@ class Service:
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        return kind(loop=loop).prepare(self.form_of(**options), payload, self._clock(), self.generation.withdraw)
+        return kind(loop=loop).prepare(self.form_of(**options), payload, self.now(), self.generation.withdraw)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._here()

@@ -428,6 +428,8 @@ _WITH_NAMES = bytes((*range(0x81, 0x90), 0xDE, 0xDF))
 
 # The bare functions, for callers that handle UNREADABLE and UNWRITABLE themselves.
 DECODE: dict[str, Callable[[Any], Any]] = {JSON: _read_json, MSGPACK: _read_msgpack}
+# What they call for bodies of up to SMALL_BODY bytes.
+DECODE_SMALL: dict[Any, Callable[[Any], Any]] = {_read_json: _decode_json, _read_msgpack: _plain_msgpack}
 ENCODE: dict[str, Callable[[Any], bytes]] = {
     JSON: msgspec.json.Encoder(enc_hook=writable_as_json).encode,
     MSGPACK: msgspec.msgpack.Encoder(enc_hook=writable).encode,

@@ -16,10 +16,19 @@ from hypothesis import strategies as st
 from tests.rings import subcases
 from tests.workers.runs import run
 
-from weir.errors import InvalidRequest, ModelError, SettingsError, UnsupportedMediaType, ValidationFailed, kind_of
+from weir.errors import (
+    InvalidRequest,
+    ModelError,
+    SettingsError,
+    TooLarge,
+    UnsupportedMediaType,
+    ValidationFailed,
+    kind_of,
+)
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, has_failed
 from weir.model import Model, Tensor
 from weir.wire.tensors import to_arrays
+from weir.wire.values import ANY_CONTAINERS
 from weir.workers.run import steps
 from weir.workers.run.steps import each
 
@@ -529,6 +538,11 @@ def test_a_malformed_one_fails_alone(bad: bytes) -> None:
     assert (before, after) == (1, 2)
     assert isinstance(error, InvalidRequest)
     assert "application/json" in error.message
+
+
+def test_a_body_beside_small_ones_may_not_have_too_many_lists() -> None:
+    small, refused = read(Model, [b"[]", b"[" + 2 * ANY_CONTAINERS * b"[]," + b"[]]"], JSON)
+    assert small == [] and isinstance(refused, TooLarge)
 
 
 @subcases(("model", "content_type"), itertools.product([Typed, TypedByPydantic], [JSON, MSGPACK]))

@@ -23,7 +23,16 @@ from weir.errors import InvalidRequest, ModelError, UnsupportedMediaType, Valida
 from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS, has_failed
 from weir.model import Model, Sizes, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
-from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, first_nonfinite, unreadable
+from weir.wire.values import (
+    DECODE,
+    DECODE_SMALL,
+    ENCODE,
+    SMALL_BODY,
+    UNREADABLE,
+    UNWRITABLE,
+    first_nonfinite,
+    unreadable,
+)
 
 _logger = logging.getLogger("weir")
 
@@ -398,7 +407,11 @@ class Reader:
             text = f"content type {content_types!r}: not one that the model reads ({known})"
             return [payload if isinstance(payload, WeirError) else UnsupportedMediaType(text) for payload in payloads]
         read, fault = step
-        return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
+        if read is None:
+            return payloads
+        if read in DECODE_SMALL and set(map(type, payloads)) == {bytes} and max(map(len, payloads)) <= SMALL_BODY:
+            read = DECODE_SMALL[read]
+        return each(read, payloads, fault, fatal=self._fatal)
 
     def _own_step(self, content_type: str) -> tuple[Read | None, Fault] | None:
         """Return how a content type with parameters is read that the model reads itself, such as multipart with its boundary; None if it does not."""

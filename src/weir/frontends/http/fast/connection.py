@@ -635,10 +635,14 @@ class Connection(ResponseWriter):
 
     def _dispatch(self, plan: "RoutePlan", payload: bytes | Block) -> None:
         self._plan = plan
-        self._request = request = plan.handler.request(self, plan, payload)
+        request: Any = plan.handler.request(self, plan, payload)
+        self._request = request
         self.phase = BUSY
         try:
-            request.begin()
+            if plan.undecoded:
+                plan.head.service.submit(request, request.arrival)
+            else:
+                request.begin()
         except Exception as error:
             self._fail(request, plan, error)
 

@@ -13,7 +13,7 @@ from operator import call
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from weir.batching.request_state import RequestBase, begin, settle
+from weir.batching.request_state import NEW, RequestBase, settle
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import JSON, Dispatch, Form
@@ -92,7 +92,7 @@ class HttpRequest(RequestBase, ChannelCall):
         self.deadline = now + form.timeout
         self.trace = head.carrier
         self.large = False
-        begin(self)
+        self.settled, self.taken, self.overtaken, self.partial = NEW
         self.connection = connection
         self.plan = plan
         self.head = head
@@ -100,10 +100,8 @@ class HttpRequest(RequestBase, ChannelCall):
         self._stop = None  # set while a thread reads its body or writes its response
 
     def begin(self) -> None:
-        """Put the request into the queue, after reading its body if necessary. Raises the WeirError that refuses it."""
-        if self.head.undecoded:
-            self.head.service.submit(self, self.arrival)  # as `enter` does
-        elif (size := self.bytes_to_read()) <= LONG_BODY:
+        """Read the body, in a thread if it is long, and put the request into the queue. Raises the WeirError that refuses it."""
+        if (size := self.bytes_to_read()) <= LONG_BODY:
             self.reader()()()
         else:
             self._stop = work_later(size, self.reader(), self.after(call), account=self.connection.shared.account)
@@ -250,7 +248,7 @@ class HotNative(NativeProtocol):
             return False
         plan.head = head
         plan.response_type = head.form.accept
-        plan.in_arena = head.undecoded
+        plan.in_arena = plan.undecoded = head.undecoded
         return True
 
 

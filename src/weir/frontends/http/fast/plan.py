@@ -161,7 +161,6 @@ class HotHead(Protocol):
 
     service: "ModelHandle"
     form: Form  # of a request whose body is one item of one row
-    undecoded: bool  # the body is such an item and goes to the worker undecoded
     request_id: bytes | None
     carrier: dict[str, str] | None
     accept_coding: str
@@ -219,7 +218,7 @@ class RoutePlan:
 
     __slots__ = (
         "response_type", "error", "expects_continue", "hand_over", "head", "head_bytes", "in_arena", "keep_alive", "lead", "length",
-        "handler", "memorable", "plain_up_to", "service", "tally",
+        "handler", "memorable", "plain_up_to", "service", "tally", "undecoded",
     )  # fmt: skip
 
     head: Any  # the head as the handler's protocol reads it: a HotHead, if it names the service
@@ -237,6 +236,7 @@ class RoutePlan:
         self.service: ModelHandle | None = None  # the service that the request names, if known
         self.response_type = ""  # content type of an output that is bytes
         self.in_arena = False  # a large body is received into shared memory
+        self.undecoded = False  # the body is one item of one row and goes to the worker undecoded
         self.lead = 0  # unused bytes before the body there
         # An output of at most this many bytes is sent behind a head of `Heads.plain`. -1: none is.
         self.plain_up_to = -1
