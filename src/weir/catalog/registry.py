@@ -101,6 +101,8 @@ class Registry:
 
         Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
         """
+        if not version and (service := self.services.get(name)) is not None:
+            return service  # nearly always
         name = self.name_of(name)
         if (service := self._find(name, version)) is not None:
             return service

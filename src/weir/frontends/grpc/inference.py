@@ -177,7 +177,7 @@ class MessageLayout:
         }
         form = self.form
         if timeout != form.timeout or caller != form.caller:
-            form = form.replaced(timeout=timeout, caller=caller)
+            self.form = form = form.replaced(timeout=timeout, caller=caller)  # most clients always state the same
         return QueueEntry(form, arrays)
 
     def respond(self, service: "ModelHandle", output: Arrays, waited: float = 0.0) -> bytes | Writing:
