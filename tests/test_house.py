@@ -115,7 +115,6 @@ MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
     "weir.catalog.adapters.triton_utils.PbRequest.__init__": OTHERS,
-    "weir.catalog.adapters.ts_modules.Context.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,
     "weir.commands.embed.benchmark": FLAGS,

@@ -7,6 +7,7 @@ Precedence, low to high: default < model class < TOML < environment < flag. In T
 one in `[models.NAME]` for that model.
 """
 
+import logging
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -441,7 +442,7 @@ def _read_file(
     if path is None:
         return {}, {}, {}
     try:
-        document = tomllib.loads(Path(path).read_text("utf-8-sig"))
+        document = _document_in(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{source}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -461,6 +462,18 @@ def _read_file(
         },
         groups,
     )
+
+
+def _document_in(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says, or TorchServe's config.properties."""
+    if path.suffix != ".properties":
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    from weir.catalog.adapters.torchserve_config import read_configuration  # few have one
+
+    document, ignored = read_configuration(path)
+    if ignored:
+        logging.getLogger("weir").warning("%s: ignored, as they have no meaning here: %s", path, ", ".join(ignored))
+    return document
 
 
 def _read_devices(devices: Any, source: str, catalog: dict[str, Declared]) -> dict[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
 @subcases(
     ("flags", "said"),
     [
-        (("--frontend", "lines=0"), "unknown frontend 'lines'; available: none"),
+        (("--frontend", "lines=0"), "unknown frontend 'lines'; available: torchserve"),
         (("--protocols", "mine"), "unknown protocols 'mine'; available: torchserve"),
     ],
 )

@@ -124,6 +124,10 @@ class TargetRepository:
         """See Repository."""
         return name in self._models
 
+    def target_of(self, name: str) -> str:
+        """Return the target of the model `name`, which it has."""
+        return self._models[name][0].target
+
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
@@ -205,7 +209,9 @@ def all_sources(known: TargetRepository, folder: OpenRepository | None, inline: 
     if folder is None:
         return CombinedRepository([known, inline], [inline])
     for name in known.names():
-        if folder.has(name):
+        if (
+            folder.has(name) and platform_of_target(known.target_of(name)) != TORCHSERVE
+        ):  # which may be configured by name
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )

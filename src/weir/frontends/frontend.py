@@ -58,7 +58,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-FRONTENDS = Plugins("frontend", "weir.frontends")
+FRONTENDS = Plugins("frontend", "weir.frontends", {"torchserve": "weir.frontends.torchserve:make_management"})
 PROTOCOLS = Plugins("protocols", "weir.protocols", {"torchserve": "weir.protocols.torchserve:TorchServe"})
 
 

@@ -53,6 +53,16 @@ def archive_version(service: ModelHandle) -> str:
     return service.facts.version or getattr(service.facts.model, "archive_version", "")
 
 
+def find(registry: "Models", named: str) -> ModelHandle:
+    """Return the service that the end of a path names: NAME or NAME/VERSION, of which a name may have a slash too. Raises ModelNotFound."""
+    name, _, version = named.rpartition("/")
+    if registry.knows(named) or not name:
+        return registry.get(named)
+    if registry.knows(name) and version == archive_version(service := registry.get(name)):
+        return service
+    return registry.get(name, version)
+
+
 class TorchServe:
     """The protocol of /predictions, see HttpProtocol."""
 
@@ -69,25 +79,16 @@ class TorchServe:
             return None
         if method not in ("POST", "PUT"):
             raise MethodNotAllowed(f"{method} {path}: takes POST and PUT only", details={"allow": ["POST", "PUT"]})
-        service = self._find(found[1])
+        service = find(self._registry, found[1])
         if CONTENT_TYPE in service.facts.model.content_types:
             return PredictionHead(service, list(headers), self._settings)
         return read_head_for(service, self._settings, "POST", path, headers)
-
-    def _find(self, named: str) -> ModelHandle:
-        """Return the service that the end of a path names: NAME or NAME/VERSION, of which a name may have a slash too. Raises ModelNotFound."""
-        name, _, version = named.rpartition("/")
-        if self._registry.knows(named) or not name:
-            return self._registry.get(named)
-        if self._registry.knows(name) and version == archive_version(service := self._registry.get(name)):
-            return service
-        return self._registry.get(name, version)
 
     def named(self, path: str) -> ModelHandle | None:
         """See HttpProtocol."""
         found = _PATH.fullmatch(path)
         try:
-            return None if found is None else self._find(found[1])
+            return None if found is None else find(self._registry, found[1])
         except WeirError:
             return None
 
@@ -133,7 +134,12 @@ def _response(output: bytes) -> HttpResponse:
     return HttpResponse(made.status, [(name.encode(), value.encode()) for name, value in made.headers], made.body)
 
 
-_TYPES = {404: "ModelNotFoundException", 405: "MethodNotAllowedException", 413: "RequestEntityTooLargeException"}
+_TYPES = {
+    404: "ModelNotFoundException",
+    405: "MethodNotAllowedException",
+    409: "ConflictStatusException",
+    413: "RequestEntityTooLargeException",
+}
 
 
 def error_response(error: BaseException) -> HttpResponse:

@@ -40,6 +40,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[[float], Any]]] = {
     "startupTimeout": ("start_timeout", float),
     "jobQueueSize": ("max_queue_size", int),
 }
+VERSION = "0.12.0"  # of TorchServe, whose interface this is
 DELAY = "maxBatchDelay"  # milliseconds; it makes the policy, together with the size
 _DELAY = 100
 
@@ -89,6 +90,7 @@ class TorchServePlatform:
         attributes = {
             "max_batch_size": 1,
             **settings_from(config, f"{source}: {described.get('configFile')}"),
+            "archive": path.name,
             "archive_version": str(described.get("modelVersion") or ""),
             "folder": str(folder),
             "called": model.name,
@@ -156,6 +158,7 @@ class TorchServeModel(Model):
 
     content_types = (predictions.CONTENT_TYPE,)
 
+    archive: ClassVar[str] = ""  # the name of its file
     archive_version: ClassVar[str] = ""  # as its manifest states it
     folder: ClassVar[str] = ""
     called: ClassVar[str] = ""
@@ -164,27 +167,23 @@ class TorchServeModel(Model):
 
     def load(self) -> None:
         """Import the handler and call its `initialize`, in the folder. Raises what they raise."""
+        from weir.catalog.adapters import ts_modules
+
         sys.path.insert(0, self.folder)
         os.chdir(self.folder)
         if find_spec("ts") is None:
-            from weir.catalog.adapters import ts_modules
-
             ts_modules.install()
         manifest, gpus = json.loads(self.manifest), gpu_count()
-        gpu = self.worker_index % gpus if gpus else None
-        metrics = HandlerMetrics(self.metrics)
-        self._ts: Any = import_module("ts.context")  # TorchServe's or ours
-        self._context = self._ts.Context(
-            self.called,
-            self.folder,
-            manifest,
-            self.max_batch_size,
-            gpu,
-            "0.12.0",
-            True,
-            metrics,
-            json.loads(self.config),
-        )
+        properties = {
+            "model_dir": self.folder,
+            "gpu_id": self.worker_index % gpus if gpus else None,
+            "batch_size": self.max_batch_size,
+            "server_name": "MMS",
+            "server_version": VERSION,
+            "limit_max_image_pixels": True,
+        }
+        metrics, config = HandlerMetrics(self.metrics), json.loads(self.config)
+        self._context = ts_modules.Context(self.called, properties, manifest, metrics, config)
         self._handle = _entry_point(manifest["model"]["handler"], self._context)
 
     def decode(self, body: bytes, content_type: str) -> Row:
@@ -197,11 +196,9 @@ class TorchServeModel(Model):
     def predict(self, batch: list[Any]) -> list[Any]:
         """Return a PredictionResponse for each Row, and the handler's result for each other item."""
         rows = [each if isinstance(each, Row) else Row("", _Headers(), {"body": each}) for each in batch]
-        context = self._context
-        context.request_ids = {index: row.id for index, row in enumerate(rows)}
-        context.request_processor = [self._ts.RequestProcessor(row.headers) for row in rows]
+        self._context.begin([(row.id, row.headers) for row in rows])
         try:
-            returned = self._handle([row.values for row in rows], context)
+            returned = self._handle([row.values for row in rows], self._context)
         except Exception as error:
             code = getattr(error, "error_code", None)
             if len(rows) > 1 or not isinstance(code, int) or not isinstance(batch[0], Row):
@@ -220,12 +217,10 @@ class TorchServeModel(Model):
         return predictions.write(value)
 
     def _predicted(self, index: int, value: Any) -> PredictionResponse:
-        status, _ = self._context.get_response_status(index)
-        headers = [(str(name).lower(), str(each)) for name, each in self._context.get_response_headers(index).items()]
         kind, body = _written(value)
-        if all(name != "content-type" for name, _ in headers):
-            headers.append(("content-type", kind))
-        return PredictionResponse(int(status or 200), headers, body)
+        set_by_handler = self._context.get_response_headers(index)
+        headers = {"content-type": kind, **{str(name): str(each) for name, each in set_by_handler.items()}}
+        return PredictionResponse(self._context.get_response_status(index)[0], [*headers.items()], body)
 
 
 def _failed(code: int, message: str) -> PredictionResponse:
@@ -358,19 +353,15 @@ class HandlerMetrics:
             labels = _labels(dimensions)
             self._metrics.gauge(_metric_name(name, unit), labels=tuple(labels)).set(value, **labels)
 
-    def add_time(
-        self, name: str, value: float, idx: Any = None, unit: str = "ms", dimensions: Any = None, **more: Any
-    ) -> None:
-        """Set a gauge to a time."""
+    def add_time(self, name: str, value: float, idx: Any = None, unit: str = "ms", dimensions: Any = None) -> None:
+        """Set a gauge to a time or a size."""
         self.add_metric(name, value, unit, idx, dimensions)
 
-    def add_size(
-        self, name: str, value: float, idx: Any = None, unit: str = "MB", dimensions: Any = None, **more: Any
-    ) -> None:
+    def add_size(self, name: str, value: float, idx: Any = None, unit: str = "MB", dimensions: Any = None) -> None:
         """Set a gauge to a size."""
         self.add_metric(name, value, unit, idx, dimensions)
 
-    def add_percent(self, name: str, value: float, idx: Any = None, dimensions: Any = None, **more: Any) -> None:
+    def add_percent(self, name: str, value: float, idx: Any = None, dimensions: Any = None) -> None:
         """Set a gauge to a share."""
         self.add_metric(name, value, "percent", idx, dimensions)
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from inspect import getmembers, isclass
@@ -76,92 +76,45 @@ class Dimension(NamedTuple):
     value: str
 
 
-class RequestProcessor:
-    """The headers of a request, and the status and headers that the handler sets for its response."""
-
-    def __init__(self, request_header: dict[str, Any]) -> None:
-        self._request = request_header
-        self._response: dict[str, str] = {}
-        self._status: tuple[int, str | None] = (200, None)
-
-    def get_request_property(self, key: str) -> Any:
-        """Return a header of the request."""
-        return self._request.get(key)
-
-    def get_request_properties(self) -> dict[str, Any]:
-        """Return the headers of the request."""
-        return self._request
-
-    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Set the status of the response."""
-        self._status = code, reason_phrase
-
-    def get_response_status_code(self) -> int:
-        """Return the status of the response."""
-        return self._status[0]
-
-    def get_response_status_phrase(self) -> str | None:
-        """Return the phrase of that status."""
-        return self._status[1]
-
-    def add_response_property(self, key: str, value: str) -> None:
-        """Set a header of the response."""
-        self._response[key] = value
-
-    def get_response_headers(self) -> dict[str, str]:
-        """Return the headers of the response."""
-        return self._response
-
-
 class Context:
-    """What a handler is told of its model, and of the requests of the present batch."""
+    """What a handler is told of its model, and of the requests of the present batch: `requests` are their ids and headers."""
 
     def __init__(
-        self,
-        model_name: str,
-        model_dir: str,
-        manifest: Any,
-        batch_size: int,
-        gpu: int | None,
-        mms_version: str,
-        limit_max_image_pixels: bool = True,
-        metrics: Any = None,
-        model_yaml_config: Any = None,
+        self, model_name: str, system_properties: dict[str, Any], manifest: Any, metrics: Any, config: Any
     ) -> None:
         self.model_name = model_name
+        self.system_properties = system_properties
         self.manifest = manifest
         self.metrics = metrics
-        self.model_yaml_config = model_yaml_config
-        self.request_ids: dict[int, str] | None = None
-        self.request_processor: list[RequestProcessor] = []
-        self.system_properties = {
-            "model_dir": model_dir,
-            "gpu_id": gpu,
-            "batch_size": batch_size,
-            "server_name": "MMS",
-            "server_version": mms_version,
-            "limit_max_image_pixels": limit_max_image_pixels,
-        }
+        self.model_yaml_config = config
+        self.begin(())
+
+    def begin(self, requests: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Begin a batch of these requests."""
+        self.request_ids = {index: name for index, (name, _) in enumerate(requests)}
+        self._headers = [headers for _, headers in requests]
+        self._responses: list[dict[str, str]] = [{} for _ in requests]
+        self._statuses: list[tuple[int, str]] = [(200, "") for _ in requests]
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Return the id of a request."""
-        return (self.request_ids or {}).get(idx)
+        return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> Any:
         """Return a header of a request."""
-        return self.request_processor[idx].get_request_property(key)
+        return self._headers[idx].get(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, Any]:
         """Return all headers of a request."""
-        return self.request_processor[idx].get_request_properties()
+        return self._headers[idx]
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
         """Set a header of a response."""
-        self.request_processor[idx].add_response_property(key, value)
+        self._responses[idx][key.lower()] = value
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
         """Return the headers of a response."""
-        return self.request_processor[idx].get_response_headers()
+        return self._responses[idx]
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         """Set the content type of a response."""
@@ -169,21 +122,19 @@ class Context:
 
     def get_response_content_type(self, idx: int) -> str | None:
         """Return the content type of a response."""
-        return self.get_response_headers(idx).get("content-type")
+        return self._responses[idx].get("content-type")
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
         """Set the status of a response."""
-        self.request_processor[idx].report_status(code, reason_phrase=phrase)
+        self._statuses[idx] = code, phrase
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
         """Set the status of all responses."""
-        for index in range(len(self.request_processor)):
-            self.set_response_status(code, phrase, index)
+        self._statuses = [(code, phrase) for _ in self._statuses]
 
-    def get_response_status(self, idx: int) -> tuple[int, str | None]:
+    def get_response_status(self, idx: int) -> tuple[int, str]:
         """Return the status of a response, and its phrase."""
-        processor = self.request_processor[idx]
-        return processor.get_response_status_code(), processor.get_response_status_phrase()
+        return self._statuses[idx]
 
 
 class BaseHandler:
@@ -382,7 +333,7 @@ HANDLERS = {
 }
 _CONTENT: dict[str, tuple[Any, ...]] = {
     "ts": (),
-    "ts.context": (Context, RequestProcessor),
+    "ts.context": (Context,),
     "ts.handler_utils": (),
     "ts.handler_utils.timer": (timed,),
     "ts.metrics": (),

@@ -23,7 +23,16 @@ from weir.catalog.registry import version_order
 from weir.catalog.repository.model_files import MAX_PATH_LENGTH
 from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
-from weir.catalog.sources import ModelReading, ModelToServe, Trust, platform_of_target
+from weir.catalog.sources import (
+    TORCHSERVE,
+    ModelReading,
+    ModelToServe,
+    Trust,
+    archives_in,
+    default_name,
+    is_archive,
+    platform_of_target,
+)
 from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, add_extra, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
@@ -231,7 +240,7 @@ def _own_names(root: Path) -> dict[Path, str]:
     own: dict[Path, str] = {}
     for folder in _folders_in(root):
         own |= {each: f"{folder.name}/{each.name}" for each in _models_of_owner(folder)} or {folder: folder.name}
-    return own
+    return own | {each: default_name(str(each)) for each in archives_in(root)}
 
 
 def _models_of_owner(folder: Path) -> list[Path]:
@@ -320,6 +329,7 @@ class FolderRepository:
         self._complete = complete
         self._trust = trust or Trust()
         self._uploads: dict[str, list[Path]] = {}
+        self._archives: dict[str, Path] = {}  # those that load calls have given another name
 
     def names(self) -> list[str]:
         """Return the names of all models: the names of the folders. If the repository cannot be read, log that and return
@@ -333,7 +343,7 @@ class FolderRepository:
     def folder_of(self, name: str) -> Path | None:
         """Return the folder of the model `name`, or None."""
         try:
-            return _folder_with_path(self.root, name) or models_in(self.root).get(name)
+            return self._archives.get(name) or _folder_with_path(self.root, name) or models_in(self.root).get(name)
         except OSError:
             return None
 
@@ -352,16 +362,26 @@ class FolderRepository:
         if _is_model(self.root):
             return [_name_of(self.root, self.root.resolve().name)]
         own = ["/".join(parts[:depth]) for depth in (1, 2)]
+        if is_archive(self.root / parts[0]):
+            own = [default_name(parts[0])]
         return [_name_of(self.root / name, name) for name in dict.fromkeys(own) if is_name(name)]
 
     def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
-        """Return whether there are `files`: they need no folder in the repository."""
-        return bool(files)
+        """Return whether there are `files`, or `config` names a model archive: they need no folder in the repository."""
+        return bool(files) or self._archive_in(config) is not None
+
+    def _archive_in(self, config: Mapping[str, Any] | None) -> Path | None:
+        """Return the archive of the repository that the `file` of a load call's configuration names, or None."""
+        named = (config or {}).get("file")
+        found = self.root / named if isinstance(named, str) and NAME.fullmatch(named) else None
+        return found if found is not None and is_archive(found) else None
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
+        if (archive := self._archive_in(config)) is not None and is_name(name):
+            self._archives[name] = archive
         folder = self._uploaded(name, files) if files else self.folder_of(name)
         if folder is None:
             raise ModelNotFound(f"model {name!r}: no such directory in the model repository")
@@ -378,6 +398,11 @@ class FolderRepository:
             from weir.catalog.adapters.mlserver import read_mlserver_model
 
             return read_mlserver_model(folder, name, self._complete, self._trust)
+        if is_archive(folder):
+            document = make_document({}, name, name, self._read_settings, config)
+            settings = self._complete(document.settings)
+            archive = document.model(folder.name, name, settings, platform=TORCHSERVE, folder=self.root.absolute())
+            return ModelReading([archive._replace(config=config)])
         content, source = read_file(folder, name)
         document = make_document(content, name, source, self._read_settings, config)
         existing = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # a chain needs no files
@@ -587,6 +612,9 @@ class Watcher:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
+    if folder.is_file():
+        found = folder.stat()
+        yield str(folder), found.st_size, found.st_mtime_ns
     for directory, folders, files in os.walk(folder):
         folders[:] = [each for each in folders if not _is_ignored(each)]
         for file in files:
