@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,6 @@ def test_it_writes_a_bank_a_figure_and_says_what_is_gained(profile: Path) -> Non
     lines = done.stdout.splitlines()
     assert "greedy" in lines[1] and lines[-1].endswith(f"written: {folder / 'p.npz'}")
     assert len(lines) == 10 and lines[7].startswith(f"{len(bank.rates)} rates in all; --json PATH writes them")
-
-
-def test_a_terminal_shows_a_picture_of_all_rates(profile: Path) -> None:
-    done = weir_here("solve", profile, "--max-batch-size", 4, env={"FORCE_COLOR": "1"})
-    assert done.returncode == 0
-    shown = done.stdout
-    rates = len(Bank.from_bytes((profile.parent / "square.policy.npz").read_bytes()).rates)
-    assert re.search(rf"mean ms .*▁[▁-█]{{{rates - 2}}}█", shown), shown
 
 
 def test_a_promise_is_solved_for_several_workers(profile: Path) -> None:

@@ -2,7 +2,7 @@
 the solution for one rate as a table by state."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +129,6 @@ def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
 
 
 _LOADS_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
@@ -168,7 +167,7 @@ def costs(bank: "Bank") -> "Floats":
 
 
 def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
-    """Print a table with a row for the rate nearest to each of a few loads, and a picture of all rates if this is a terminal that can show it."""
+    """Print a table with a row for the rate nearest to each of a few loads."""
     table = Table(box=None, pad_edge=False)
     columns = ["rows/s", "load", "limit", "mean ms", "p99 ms", "W", "cost"]
     columns += ["greedy", "best limit"] if rules else []
@@ -193,10 +192,6 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     console = Console(highlight=False)
     console.print(_heading(bank), markup=False, soft_wrap=True)
     print_table(console, table)
-    if console.is_terminal and console.encoding.startswith("utf"):
-        for name, values in (("limit", limits), ("mean ms", bank.response_time_ms), ("W", bank.power_w)):
-            console.print(f"{name:>7} {_picture(values)}", markup=False)
-        console.print(f"{'load':>7} from {loads[0]:.3f} to {loads[-1]:.3f}", markup=False)
     console.print(f"{len(bank.rates)} rates in all; --json PATH writes them, --figure PATH draws them", markup=False)
     if rules:
         console.print(
@@ -224,15 +219,6 @@ def _compared(cost: float, rule: "Beside") -> Iterator[str]:
     for other, name in ((rule.greedy.cost, ""), (rule.best.cost, f" ({rule.best_limit})")):
         more = round(100.0 * (other / cost - 1.0), 2) + 0.0 if math.isfinite(other) else math.inf  # + 0.0: no -0.00
         yield f"{more:+.2f} %{name}" if math.isfinite(more) else "unstable"
-
-
-def _picture(values: Iterable[float]) -> str:
-    """Return a bar for each value, and the range that the bars span."""
-    values = list(values)
-    low, high = float(min(values)), float(max(values))
-    step = (high - low) / len(_BARS) or 1.0
-    bars = "".join(_BARS[min(int((value - low) / step), len(_BARS) - 1)] for value in values)
-    return f"{bars} {low:.4g} to {high:.4g}"
 
 
 def about_solution(solution: "Solution") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from weir.simulation.statistics import Estimate, LogHistogram, estimate, plain, 
 
 
 SUMS = (
-    "answered", "response", "response_squared", "queue", "energy", "busy", "batches", "rows", "late", "refused", "ended",
+    "answered", "response", "queue", "energy", "busy", "batches", "rows", "late", "refused", "ended",
 )  # fmt: skip
 
 
@@ -106,7 +106,6 @@ class BatchMeans:
         self._add("late", stretch, late.astype(np.float64))
         self._add("answered", stretch, one)
         self._add("response", stretch, response)
-        self._add("response_squared", stretch, response**2)
         self._add("queue", stretch, queue)
         counted = stretch >= 0
         self.responses.add(response[counted], stretch[counted])
@@ -175,7 +174,6 @@ class PolicyOutcome:
         busy_share: share of the workers' time spent on batches.
         queue_time_ms: mean time in ms until the batch was started.
         longest_ms: the longest response time in ms.
-        fairness: Jain's index of the response times (1: all equal).
         reasons, batch_sizes: shares of the batches, by reason and by rows.
         bulk_rate: rows of bulk work per second while there was any; NaN without bulk work.
         bulk_share: that rate as a share of what the time that the requests leave could serve in batches of the best size; NaN
@@ -200,7 +198,6 @@ class PolicyOutcome:
     busy_share: float
     queue_time_ms: float
     longest_ms: float
-    fairness: float
     reasons: Mapping[str, float]
     batch_sizes: Mapping[int, float]
     bulk_rate: float
@@ -434,7 +431,6 @@ def outcome_of(
         bulk_share=_over(bulk_rate, workers * seen.best_rate * (1.0 - busy)),
         queue_time_ms=_over(sums["queue"].sum(), answered) if stable else inf,
         longest_ms=seen.responses.highest,
-        fairness=_over(sums["response"].sum() ** 2, answered * sums["response_squared"].sum()),
         reasons=_shares({each.name.lower(): seen.reasons[each] for each in Reason}),
         batch_sizes=_shares(dict(enumerate(seen.sizes.tolist()))),
         responses_ms=seen.responses,

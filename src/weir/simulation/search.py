@@ -231,8 +231,6 @@ class Trials:
         deadline: seconds beyond which a response is late.
         process: makes arrivals for a rate in rows per second; by default they are Poisson, and their mean rate is
             exact.
-
-    `played` counts the trials.
     """
 
     def __init__(
@@ -251,13 +249,11 @@ class Trials:
         self._services = ServiceTimes(profile, seed)
         self._line: tuple[float, list[float]] = (0.0, [])
         self._process, self._seed = process, seed
-        self.played = 0
 
     def __call__(self, rate: float, rule: Rule) -> Figures:
         """Return what `rule` does with `rate` rows per second."""
         if self._line[0] != rate:
             self._line = (rate, self._arrivals(rate).tolist())
-        self.played += 1
         rounds = play(self._line[1], rule, self._services, self.profile.max_batch_size, self.workers)
         return figures(rounds, self.profile, self.deadline)
 
