@@ -223,10 +223,9 @@ def _model_of(owner: "BatchedFunction") -> type[Model]:
     def measure(item: BatchedArguments) -> Measure:
         return Measure(rows=item.rows)
 
-    attributes: dict[str, Any] = {"predict": Model.predict, "streaming": owner.streaming}
+    attributes: dict[str, Any] = {"predict": lambda self, batch: batch, "streaming": owner.streaming}
     if owner.batch_size_fn is not None:
         attributes["measure"] = staticmethod(measure)
-    attributes["predict"] = lambda self, batch: batch
     return type("Batched", (Model,), attributes)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from weir.errors import WeirError
 from weir.messages import JSON, MSGPACK, Batch, Events, Timing
 from weir.workers.executor import Block, Listener, free_index
+from weir.workers.local import LocalState
 
 Predict = Callable[[list[Any]], list[Any]]
 
@@ -65,18 +66,6 @@ class FakeTimer:
             callback()
 
 
-class FakeWorkerState:
-    """The state of a worker in `FakeExecutor.states`."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.state = "starting"
-        self.pid: int | None = None
-        self.in_flight = 0
-        self.restarts = 0
-        self.reason = ""
-
-
 class FakeExecutor:
     """An executor without workers, which records batches and answers them with a function or on the test's command.
 
@@ -106,7 +95,7 @@ class FakeExecutor:
         self._predict = predict
         self._places = places
         self._start_error = start_error
-        self._states = {index: FakeWorkerState(index) for index in range(workers)}
+        self._states = {index: LocalState(index) for index in range(workers)}
         self._listener: Listener | None = None
 
     @property
@@ -162,14 +151,14 @@ class FakeExecutor:
         if self._start_error is not None:
             raise self._start_error
         worker = free_index(self._states)
-        self._states[worker] = FakeWorkerState(worker)
+        self._states[worker] = LocalState(worker)
         self.revive(worker)
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """Forget the worker."""
         del self._states[max(self._states) if worker is None else worker]
 
-    def states(self) -> Sequence[FakeWorkerState]:
+    def states(self) -> Sequence[LocalState]:
         """Return the state of each worker."""
         return [self._states[worker] for worker in sorted(self._states)]
 

@@ -13,9 +13,9 @@ from tests.simulated.models import Crash, Hang
 
 from weir.messages import Batch, EventKind, Events, Kind, Request
 from weir.model import Model
-from weir.testing import FakeWorkerState
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import ExecutorBase, Listener, free_index
+from weir.workers.local import LocalState
 from weir.workers.run.runner import RunnableModel, Runner
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ MOST_DEATHS = 9  # by one item: one of its batch of at most 64, one of each half
 
 class _Worker:
     def __init__(self, index: int) -> None:
-        self.state = FakeWorkerState(index)
+        self.state = LocalState(index)
         self.runner: Runner | None = None
         self.memory: WorkerMemory | None = None  # which it shares with the server, if there are arenas
         self.life = 0  # how often it has been started
@@ -138,7 +138,7 @@ class SimulatedExecutor(ExecutorBase):
     def gauges(self) -> dict[str, Any]:
         return super().gauges() | ({} if self.arenas is None else self.arenas.gauges())
 
-    def states(self) -> Sequence[FakeWorkerState]:
+    def states(self) -> Sequence[LocalState]:
         return [self._workers[index].state for index in sorted(self._workers)]
 
     def has(self, worker: int, batch_id: int) -> bool:
