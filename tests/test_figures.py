@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.figures import figure, files_of, html_table
+from weir.figures import figure, files_of
 
 
 @pytest.mark.parametrize(
@@ -17,10 +17,3 @@ def test_a_figure_is_written_as_both(tmp_path: Path) -> None:
     with figure(tmp_path / "v1.2") as (_, axes):
         axes[0, 0].plot([0.0, 1.0], [1.0, 2.0])
     assert sorted(each.name for each in tmp_path.iterdir()) == ["v1.2.png", "v1.2.svg"]
-
-
-def test_texts_of_a_table_are_escaped() -> None:
-    assert html_table("a<b", ["x", "&"], [[1.23456789, "<i>"]]) == (
-        "<table><caption>a&lt;b</caption><thead><tr><th>x</th><th>&amp;</th></tr></thead>"
-        "<tbody><tr><td>1.235</td><td>&lt;i&gt;</td></tr></tbody></table>"
-    )

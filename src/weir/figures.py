@@ -1,9 +1,7 @@
-"""The style of Weir's figures, which are readable without colour and written as PNG and SVG (these need matplotlib, the extra `plots`);
-and of its tables in notebooks."""
+"""The style of Weir's figures, which are readable without colour and written as PNG and SVG (these need matplotlib, the extra `plots`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from io import BytesIO
 from itertools import cycle
 from math import isfinite
@@ -18,17 +16,6 @@ COLOURS = ("#0b3c5d", "#d1603d", "#328e6e", "#8a5a9e", "#b8860b", "#5c6770")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _PALETTE = 64  # colours of a PNG
 MARKERS = ("o", "s", "^", "D", "v", "x")
-
-
-def html_table(caption: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table for `_repr_html_`, which notebooks show. Texts are escaped; a float has four digits."""
-
-    def line(tag: str, cells: Iterable[object]) -> str:
-        texts = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-    head, body = line("th", columns), "".join(line("td", row) for row in rows)
-    return f"<table><caption>{escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 def short(value: float) -> str:

@@ -77,7 +77,6 @@ async def test_it_starts_once_stops_often_and_starts_again() -> None:
         pass
     assert not service.ready
     assert service.not_ready_reason == "not started"
-    assert all(f"<td>{text}</td>" in service._repr_html_() for text in ("0 rows", "64 rows"))  # in a notebook
     await service.stop()
     for _ in range(2):
         await service.start()

@@ -15,7 +15,6 @@ import msgspec
 
 from weir.batching.request_state import NEW, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, SettingsError, WeirError, for_caller
-from weir.figures import html_table
 from weir.messages import LONGEST_TIMEOUT, Express, Form, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
@@ -501,20 +500,6 @@ class Service:
         cheap to collect."""
         own = {"model": self.name, "ready": self.ready, "reason": self.not_ready_reason} | self.generation.present()
         return own if brief else own | self.generation.history() | {"policy": summary(self.explain_policy())}
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: what is served, how, and how much waits and runs."""
-        state = self.generation.present()
-        rows = [
-            ("state", self.not_ready_reason or "ready"),
-            ("model", f"{self.generation.model.__module__}:{self.generation.model.__qualname__}"),
-            ("workers", f"{self.workers.workers} {self.workers.executor}"),
-            ("policy", self.facts.batching.policy),
-            ("largest batch", f"{self.facts.batching.max_batch_size} rows"),
-            ("waiting", f"{state['waiting']} rows"),
-            ("running", f"{state['in_flight']} rows"),
-        ]
-        return html_table(f"Service {self.label}", ("", ""), rows)
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy decides and what was measured under it, as a JSON-able dict. `GET /models/{model}/policy` shows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.figures import html_table, short
+from weir.figures import short
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
@@ -254,11 +254,6 @@ class Comparison:
     seed: int
     outcomes: Mapping[str, PolicyOutcome]
     objective: LatencySLO | None = None
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the one that `weir simulate` prints."""
-        columns, *rows = self.table()
-        return html_table(self.heading(), columns, rows)
 
     def heading(self) -> str:
         """Return one line that says what was simulated."""

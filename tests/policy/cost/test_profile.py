@@ -130,10 +130,3 @@ def test_lines_through_one_point_and_through_equal_ones() -> None:
     flat = Profile(np.full(3, 2.0), np.full(3, 1.0), np.zeros(3)).fit()
     assert flat.time_r2 == 1.0
     assert flat.alpha_ms == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_notebook_shows_powers_of_two_and_the_largest_size() -> None:
-    made = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=5, about={"model": "<m>"})
-    shown = made._repr_html_()
-    assert [line.partition("</td>")[0] for line in shown.split("<tr><td>")[1:]] == ["1", "2", "4", "5"]
-    assert "Profile of &lt;m&gt;" in shown and "<td>714.3</td>" in shown  # 5 rows in 7 ms

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.figures import html_table
 
 Floats = NDArray[np.float64]
 
@@ -111,17 +110,6 @@ class Profile:
     def __reduce__(self) -> Any:
         """Travel to another process such that the arrays are read-only there too."""
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: powers of two and the largest size."""
-        shown = sorted({1 << power for power in range(self.max_batch_size.bit_length())} | {self.max_batch_size})
-        rows = [
-            (size, float(time), float(energy), 1000.0 * size / float(time))
-            for size, time, energy in zip(self.sizes, self.service_time_ms, self.energy_mj, strict=True)
-            if size in shown
-        ]
-        columns = ("batch size", "service time ms", f"energy mJ ({self.energy_source})", "rows/s")
-        return html_table(f"Profile of {self.about.get('model', 'a model')}", columns, rows)
 
     @property
     def max_batch_size(self) -> int:

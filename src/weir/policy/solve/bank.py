@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.figures import html_table
 from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.quantile import QuantileSampler
@@ -91,13 +90,6 @@ class Bank:
     def __reduce__(self) -> Any:
         """Travel to another process such that the arrays are read-only there too."""
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks, with a row for each rate."""
-        columns = ("rows/s", "control limit", "response ms", "p99 ms", "power W")
-        arrays = (self.rates, self.limits(), self.response_time_ms, self.p99_ms, self.power_w)
-        rows = zip(*[array.tolist() for array in arrays], strict=True)
-        return html_table(f"Bank for {self.workers} worker(s): {self.objective or self.prices}", columns, rows)
 
     def limits(self) -> NDArray[np.int64]:
         """Return the control limit of each table, the smallest number of waiting rows that it dispatches; shape (R,)."""
