@@ -54,6 +54,15 @@ def test_the_readme_says_between_its_marks_what_one_gains(folder: Path) -> None:
     assert "**90 sentences a second**" in text and "encodes 30. That is **3.0 times as many**" in text
 
 
+def test_the_page_says_where_others_are_faster_and_takes_their_best() -> None:
+    values = {"square: Weir 64": 90.0, "square: LitServe 64": 30.0, "square: LitServe, fast 64": 180.0}
+    assert report._best(values, "LitServe", "square: {} 64") == ["LitServe, fast"]
+    assert report._best(values, "BentoML", "square: {} 64") == []
+    assert report._faster(values) == [
+        "Square over HTTP (connections: 64): LitServe, fast serves up to 2.0 times as many."
+    ]
+
+
 def test_a_server_that_is_ended_leaves_no_process_behind() -> None:
     worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     front = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"

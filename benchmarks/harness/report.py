@@ -16,7 +16,8 @@ from benchmarks import crowd
 from benchmarks.harness.result import Part, Result, commit, count, markdown
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
-from benchmarks.harness.texts import SENTENCE_TRANSFORMERS, WEIR
+from benchmarks.harness.settings import ways
+from benchmarks.harness.texts import INFINITY, SENTENCE_TRANSFORMERS, VLLM, WEIR
 from benchmarks.parts import (
     aiperf,
     alone,
@@ -58,10 +59,31 @@ README_NEEDS = {"square", "in-process", "large-bodies"}
 CORES = ROOT / "benchmarks" / "cores.md"  # measured by benchmarks.cores on another machine
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
-# mosec's ratio of the same row is the median over the rounds.
-SQUARE = [
-    ("square over HTTP, 64 connections, requests/s", peer, "square: Weir 64", f"square: {peer} 64")
-    for peer in (square.LITSERVE, square.BENTOML)
+# What is compared with the best way to run a peer, and the name of its value.
+WAYS = [
+    *[
+        (f"square over HTTP, {connections} connections, requests/s", peer, f"square: {{}} {connections}")
+        for peer, connections in (
+            (square.MOSEC, 64),
+            (square.MOSEC, 256),
+            (square.RAY, 64),
+            (square.LITSERVE, 64),
+            (square.BENTOML, 64),
+        )
+    ],
+    ("600 KB binary bodies, requests/s", square.MOSEC, "large-bodies: {}"),
+    ("KServe v2: small JSON tensors, 64 connections, requests/s", kserve.TRITON, f"kserve: {{}} {kserve.SMALL}"),
+    ("KServe v2: 602 KB binary tensors, 16 connections, requests/s", kserve.TRITON, f"kserve: {{}} {kserve.LARGE}"),
+    *[
+        (f"KServe v2 over gRPC: small tensors, {connections}, calls/s", peer, f"grpc: {{}} {number}")
+        for number, connections in ((16, "16 connections"), (1, "one connection"))
+        for peer in (kserve.TRITON, kserve.MLSERVER)
+    ],
+    *[
+        (f"sentence vectors, {clients} clients, sentences/s", peer, f"vectors: {{}} {clients}")
+        for clients in vectors.MANY
+        for peer in (INFINITY, VLLM)
+    ],
 ]
 
 # Without its wait, a peer's one connection is another thing.
@@ -74,35 +96,15 @@ ALONE = [
     )
 ]
 
-# What the README shows of further parts once they were measured: our value and a peer's.
-BESIDE = [
-    (f"KServe v2: {what}, requests/s", peer, f"kserve: Weir {case}", f"kserve: {peer} {case}")
-    for what, case, peer in (
-        ("small JSON tensors, 64 connections", "small JSON, 64 connections", "Triton"),
-        ("602 KB binary tensors, 16 connections", "602 KB binary, 16 connections", "Triton"),
-    )
-] + [
-    *[
-        (f"KServe v2 over gRPC: small tensors, {connections}, calls/s", peer, f"grpc: Weir {number}", f"grpc: {peer} {number}")
-        for number, connections in ((16, "16 connections"), (1, "one connection"))
-        for peer in ("Triton", "MLServer")
-    ],
-    *[
-        (f"sentence vectors, {clients} clients, sentences/s", "infinity_emb", f"vectors: Weir {clients}", f"vectors: infinity_emb {clients}")
-        for clients in (16, 64)
-    ],
-]  # fmt: skip
-
 INTRODUCTION = """# Benchmarks
 
 The load and the servers share two cores and talk over loopback, so look at the ratios rather than the rates. `make bench` repeats everything and writes this page; `make bench PART=square`
 repeats the part named below a table. Each server has its own environment, and the servers take turns in every round. Tables show medians, some with the smallest and the largest value in
-brackets; `benchmarks/results.json` has the rest. Peers run with the stated settings (in process, mpservice waits up to 5 ms for a batch); others may suit them better.
+brackets; `benchmarks/results.json` has the rest. Peers run with the stated settings (in process, mpservice waits up to 5 ms for a batch); the glance shows the fastest of those measured.
 
 ## Where Weir is not better
 
-- With one connection, an empty application on uvicorn is faster than Weir, which asks a worker process; so is one on grpc.aio, up to 16 connections. mosec with batches of 1 is slower, for two thirds of the CPU time.
-- With one gRPC connection, Triton uses less CPU time per call, and serves up to 1.3 times as many calls per second.
+{faster}- An empty application asks no worker process, as Weir does. With one connection, mosec with batches of 1 and Triton over gRPC use less CPU time per request.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes fewer sentences than the bare runtime.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
@@ -120,7 +122,15 @@ class View(NamedTuple):
     notes: int = 9
 
 
-RAY_SHOWN = (ray.WEIR, ray.AUTO, ray.DROP_IN, ray.DEFAULT, "@serve.batch, 32 and 5 ms", "capacity router, 32 and 10 ms")
+RAY_SHOWN = (
+    ray.WEIR,
+    ray.AUTO,
+    ray.DROP_IN,
+    ray.DEFAULT,
+    *ray.OPTIMISED,
+    "@serve.batch, 32 and 5 ms",
+    "capacity router, 32 and 10 ms",
+)
 # Parts that are not here are shown whole.
 VIEWS = {
     "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}, only=("64",)),
@@ -202,7 +212,8 @@ def keep(part: Part | Rounds, result: Result, machine: dict[str, str]) -> None:
 def write() -> list[str]:
     """Write all that can be written from what is stored; return the paths."""
     stored = _stored()
-    pages, values = [INTRODUCTION], _values(stored)
+    values = _values(stored)
+    pages = [INTRODUCTION.format(faster="".join(f"- {line}\n" for line in _faster(values)))]
     drawn = set(stored) >= README_NEEDS and draw(values, PICTURE)
     if drawn:
         pages.append(
@@ -223,6 +234,34 @@ def _stored() -> dict[str, Any]:
 def _values(stored: dict[str, Any]) -> dict[str, float]:
     """Return the values of all parts, under "part: name"."""
     return {f"{part}: {name}": value for part, of in stored.items() for name, value in of["values"].items()}
+
+
+# Parts of which the page says where others are faster, and what their cases count.
+COMPARED = (
+    (square.SQUARE, "connections: "),
+    (alone.ALONE, "connections: "),
+    (square.BODIES, ""),
+    (kserve.HTTP, ""),
+    (kserve.GRPC, "connections: "),
+    (vectors.VECTORS, "clients: "),
+)
+
+
+def _faster(values: dict[str, float]) -> list[str]:
+    """Say of each server that is not Weir where it is faster, from the figures."""
+    found = []
+    for part, counted in COMPARED:
+        for name in part.contenders:
+            ours = alone.WEIR_KSERVE if part is alone.ALONE and name in alone.TENSORS else WEIR
+            both = {
+                case: [values.get(f"{part.name}: {each} {case}".strip(), 0.0) for each in (name, ours)]
+                for case in part.cases
+            }
+            ratios = {case: theirs / own for case, (theirs, own) in both.items() if theirs > own > 0}
+            if ratios and not name.startswith(WEIR):
+                cases = f" ({counted}{', '.join(map(str, ratios))})" if len(part.cases) > 1 else ""
+                found.append(f"{part.title}{cases}: {name} serves up to {max(ratios.values()):.1f} times as many.")
+    return found
 
 
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
@@ -319,17 +358,21 @@ def _beside(values: dict[str, float]) -> list[Figure]:
         return values[ours], values[theirs], values[times] if times else values[ours] / values[theirs]
 
     found = [
-        *[Figure(f"square over HTTP, {number} connections, requests/s", "mosec",
-                 *at(f"square: Weir {number}", f"square: mosec {number}", f"square: times mosec {number}")) for number in (64, 256)],
         *[Figure(f"20,000 concurrent calls in process on {loop}, items/s", "mpservice",
                  *at(f"in-process: Weir {loop}", f"in-process: mpservice {loop}", f"in-process: times mpservice {loop}"))
           for loop in ("asyncio", "uvloop")],
-        Figure("600 KB binary bodies, requests/s", "mosec", *at("large-bodies: Weir", "large-bodies: mosec", "large-bodies: times mosec")),
-        *[Figure(label, peer, *at(ours, theirs)) for label, peer, ours, theirs in (*SQUARE, *ALONE, *BESIDE) if {ours, theirs} <= values.keys()],
+        *[Figure(what, theirs, *at(of.format("Weir"), of.format(theirs))) for what, peer, of in WAYS for theirs in _best(values, peer, of)],
+        *[Figure(label, peer, *at(ours, theirs)) for label, peer, ours, theirs in ALONE if {ours, theirs} <= values.keys()],
     ]  # fmt: skip
     return sorted(
         found, key=lambda figure: next(place for place, start in enumerate(_ROWS) if figure.what.startswith(start))
     )
+
+
+def _best(values: dict[str, float], peer: str, of: str) -> list[str]:
+    """Return the fastest row of a peer: that with its defaults or one of its fast modes; none where it was not measured."""
+    found = {name: values[of.format(name)] for name in ways(peer) if of.format(name) in values}
+    return [max(found, key=found.__getitem__)] if found else []
 
 
 def _figures(values: dict[str, float]) -> str:

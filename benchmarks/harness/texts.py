@@ -100,7 +100,8 @@ def _of(file: Path) -> Iterator[str]:
 
 
 WEIR, ONE_WORKER, INT8 = "Weir", "Weir, one worker of all threads", "Weir, int8"
-INFINITY, SENTENCE_TRANSFORMERS = "infinity_emb", "sentence-transformers, FastAPI"
+INFINITY, SENTENCE_TRANSFORMERS, VLLM = "infinity_emb", "sentence-transformers, FastAPI", "vLLM"
+OPTIMUM = "infinity_emb, optimum"
 INFINITY_ENGINES: dict[str, tuple[str, ...]] = {
     "torch": ("--engine", "torch", "--no-bettertransformer"),
     "bettertransformer": ("--engine", "torch", "--bettertransformer"),
@@ -141,6 +142,14 @@ def infinity(
             "--dtype", "float32", "--no-vector-disk-cache", "--host", "127.0.0.1",
             "--port", "{port}", "--log-level", "error"]  # fmt: skip
     return serving_texts(name, ["env", *inside, *bounded(), command, "v2", *told], path, body)
+
+
+def vllm() -> AbstractContextManager[Server]:
+    """Serve with vLLM's pooling runner on CPUs, which compiles the model at its start."""
+    told = f"--runner pooling --served-model-name {MODEL} --dtype float32 --host 127.0.0.1 --port {{port}}".split()
+    quiet = ["VLLM_NO_USAGE_STATS=1", "VLLM_LOGGING_LEVEL=ERROR", "VLLM_CPU_KVCACHE_SPACE=1"]
+    program = [python_of("vllm"), "-P", script("vllm_server.py"), "serve", str(model_directory())]
+    return serving_texts(VLLM, [*bounded(), *quiet, *program, *told])
 
 
 def sentence_transformers(

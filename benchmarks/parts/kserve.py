@@ -44,8 +44,10 @@ from benchmarks.harness.servers import (
     serving_anything,
     weir_command,
 )
+from benchmarks.harness.settings import FAST, described, ways
 
 WEIR, TRITON, MLSERVER, NOTHING = "Weir", "Triton", "MLServer", "nothing on grpc.aio"
+CONTENDERS = (WEIR, *ways(TRITON), *ways(MLSERVER))
 SIMPLE, MEAN = "/v2/models/simple/infer", "/v2/models/mean/infer"
 IMAGE_SHAPE = [1, 3, 224, 224]
 SMALL, LARGE = "small JSON, 64 connections", "602 KB binary, 16 connections"
@@ -78,6 +80,8 @@ def servers(names: Sequence[str], ports: dict[str, int]) -> Iterator[AbstractCon
 
 def command(name: str, grpc_port: str) -> list[str]:
     """Return the command that starts the server of this name."""
+    if name in FAST:
+        return [*FAST[name].environment(), *command(FAST[name].peer, grpc_port)]
     if name == WEIR:
         flags = ("--grpc-port", grpc_port, "--max-batch-size", "64")
         return weir_command("benchmarks.models:Simple", "benchmarks.models:Mean", *flags)
@@ -98,7 +102,7 @@ def _start_http(stack: ExitStack) -> Mapping[str, Any]:
         SMALL: {"connections": 64, "body": bodies / SMALL},
         LARGE: {"connections": 16, **large},
     }
-    started = start_all(stack, servers((WEIR, TRITON, MLSERVER), {}))
+    started = start_all(stack, servers(CONTENDERS, {}))
     return {name: (server, loads) for name, server in started.items()}
 
 
@@ -114,7 +118,7 @@ def _conclude_http(result: Result, measured: Measurements) -> None:
         result.at_least(f"{case}: at least {wished:g} times {peer}", measured.times(WEIR, peer, case), wished)
     result.notes += [
         "Each server has one worker process per model and batches of up to 64. CPU is user and system time of all its processes per request.",
-        "Triton is the server binary in nvidia-pytriton 0.7.0, with its Python backend and DLPack tensors. MLServer 1.7.1 refuses binary tensors over HTTP (422).",
+        f"Triton is the server binary in nvidia-pytriton 0.7.0, with its Python backend and DLPack tensors; tritonserver 2.73.0 on PyPI is a binding without the server. MLServer 1.7.1 refuses binary tensors over HTTP (422). {described(CONTENDERS)}",
     ]
 
 
@@ -124,9 +128,9 @@ HTTP = Rounds(
     "Sum and difference of two INT32 [1,16] tensors as JSON, and one binary FP32 [1,3,224,224] tensor, with the same two models everywhere; wrk with one thread.",
     start=_start_http,
     one=_http,
-    contenders=(WEIR, TRITON, MLSERVER),
+    contenders=CONTENDERS,
     cases=(SMALL, LARGE),
-    takes_part=lambda name, case: (name, case) != (MLSERVER, LARGE),
+    takes_part=lambda name, case: case == SMALL or name not in ways(MLSERVER),
     heads=("requests", "server"),
     columns=(
         spreads("good responses/s"),
@@ -142,7 +146,7 @@ HTTP = Rounds(
 def _start_grpc(stack: ExitStack) -> Mapping[str, Any]:
     ports = {NOTHING: free_port()}
     nothing = [sys.executable, str(PEERS / "nothing.py"), str(ports[NOTHING])]
-    started = start_all(stack, servers((WEIR, MLSERVER, TRITON), ports))
+    started = start_all(stack, servers(CONTENDERS, ports))
     started |= start_all(stack, [serving_anything(NOTHING, nothing, ports[NOTHING])])
     body = request_body()
     return {name: (server, ports[name], body) for name, server in started.items()}
@@ -228,7 +232,7 @@ def _conclude_grpc(result: Result, measured: Measurements) -> None:
         beside = measured.times(WEIR, TRITON, connections)
         result.at_least(f"{connections} connections: at least {wished:g} times Triton", beside, wished)
     result.notes.append(
-        "The load comes from h2load with one thread. CPU is user and system time of all processes per call."
+        f"The load comes from h2load with one thread. CPU is user and system time of all processes per call. {described(CONTENDERS)}"
     )
 
 
@@ -238,7 +242,7 @@ GRPC = Rounds(
     "ModelInfer with two INT32 [1,16] tensors, raw contents, one call at a time on each connection.",
     start=_start_grpc,
     one=_grpc,
-    contenders=(WEIR, MLSERVER, TRITON, NOTHING),
+    contenders=(*CONTENDERS, NOTHING),
     cases=GRPC_CONNECTIONS,
     heads=("connections", "server"),
     columns=(

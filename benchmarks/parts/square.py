@@ -1,8 +1,8 @@
-"""HTTP compared with mosec, LitServe, BentoML and an application that does nothing: square as JSON; and binary bodies of 600 KB through shared memory."""
+"""HTTP compared with mosec, LitServe, BentoML, Ray Serve and an application that does nothing: square as JSON; and binary bodies of 600 KB through shared memory."""
 
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from benchmarks.harness.result import Result, mebibytes
@@ -22,11 +22,12 @@ from benchmarks.harness.rounds import (
     with_usage,
 )
 from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
+from benchmarks.harness.settings import FAST, described, ways
 
 WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
-LITSERVE, BENTOML = "LitServe", "BentoML"
+LITSERVE, BENTOML, RAY = "LitServe", "BentoML", "Ray Serve"
 # The idle processes of these poll, which halves what other servers answer beside them: they run only while they are measured.
-POLLING = (LITSERVE, BENTOML)
+POLLING = tuple(name for peer in (LITSERVE, BENTOML, RAY) for name in ways(peer))
 SINGLE = "mosec, batches of 1"
 CONNECTIONS = (1, 64, 256)
 WISHED = {64: 3.0, 256: 2.5}
@@ -37,41 +38,52 @@ OCTETS = "application/octet-stream"
 
 
 def _mosec(model: str) -> list[str]:
-    return [python_of("mosec"), script("mosec_server.py"), model, "--port", "{port}", "--log-level", "error"]
+    told = ["--address", "127.0.0.1", "--port", "{port}", "--log-level", "error"]
+    return [python_of("mosec"), script("mosec_server.py"), model, *told]
 
 
 def command_of(name: str) -> tuple[list[str], str]:
-    """Return how a server is started, with one worker, and the path of its model."""
+    """Return how a server is started, and the path of its model: with one worker, but for fast modes of peers."""
+    if name in FAST:
+        command, path = command_of(FAST[name].peer)
+        return [*FAST[name].environment(), *command], path
     if name == WEIR:
         return weir_command("benchmarks.models:Square", "--max-batch-size", "64"), "/infer/square"
     if name in (MOSEC, SINGLE):
         return _mosec("single" if name == SINGLE else "square"), "/inference"
     if name == LITSERVE:
         return [python_of("litserve"), script("litserve_server.py"), "--port", "{port}"], "/predict"
+    if name == RAY:
+        return [python_of("ray-serve"), script("ray_square.py"), "--port", "{port}"], "/infer"
+    if name == BENTOML:
+        serve = [python_of("bentoml"), "-m", "bentoml", "serve", f"{script('bentoml_server.py')}:Square"]
+        return [*serve, "--host", "127.0.0.1", "--port", "{port}", "--quiet"], "/square"
     uvicorn = [sys.executable, "-m", "uvicorn", "--app-dir", script("")]
     return [*uvicorn, "nothing:app", "--port", "{port}", *QUIET], "/"
 
 
 def started(stack: ExitStack, names: Iterable[str]) -> dict[str, Server]:
     """Start these servers until the end of `stack`."""
-    each = ((name, *command_of(name)) for name in names)
-    return start_all(
-        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in each)
-    )
+    return start_all(stack, map(_square_server, names))
+
+
+def _square_server(name: str) -> AbstractContextManager[Server]:
+    command, path = command_of(name)
+    body, expected = (b'{"numbers": [3]}', b"[9]") if name in ways(BENTOML) else (b"3", b"9")
+    return serving(name, command, path=path, body=body, expected=expected)
 
 
 def _start_square(stack: ExitStack) -> Mapping[str, Server]:
-    bentoml = [python_of("bentoml"), "-m", "bentoml", "serve", f"{script('bentoml_server.py')}:Square"]
-    command = [*bentoml, "--host", "127.0.0.1", "--port", "{port}", "--quiet"]
-    servers = started(stack, (WEIR, MOSEC, LITSERVE, NOTHING))
-    servers |= start_all(stack, [serving(BENTOML, command, path="/square", body=b'{"numbers": [3]}', expected=b"[9]")])
-    for name in POLLING:
-        servers[name].pause()
+    servers: dict[str, Server] = {}
+    for name in CONTENDERS:
+        servers |= started(stack, [name])
+        if name in POLLING:
+            servers[name].pause()
     return servers
 
 
 def _takes_part(name: str, connections: int) -> bool:
-    return connections == 64 or name not in (LITSERVE, BENTOML)
+    return connections == 64 or name not in POLLING
 
 
 def _square(server: Server, connections: int, seconds: float) -> dict[str, float]:
@@ -79,12 +91,18 @@ def _square(server: Server, connections: int, seconds: float) -> dict[str, float
         return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
     server.resume()
     try:
+        load(server.url, connections, 1.0, body=server.body)  # what it puts off while it is stopped
         return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
     finally:
         server.pause()
 
 
-SETTINGS = "LitServe and BentoML run with their defaults, without access logs; BentoML takes a list of one number and computes in the process that listens."
+PEERS = (MOSEC, LITSERVE, BENTOML, RAY)
+CONTENDERS = (WEIR, *(name for peer in PEERS for name in ways(peer)), NOTHING)
+SETTINGS = (
+    "LitServe and BentoML run without access logs; BentoML takes a list of one number and computes in the process that listens; Ray Serve waits up to 10 ms for a batch. "
+    f"Rows with a peer's name alone have its defaults. {described(CONTENDERS)}"
+)
 
 
 def _conclude_square(result: Result, measured: Measurements) -> None:
@@ -106,7 +124,7 @@ SQUARE = Rounds(
     "One worker process, JSON, batches of up to 64 (mosec waits up to 5 ms for a full batch), and wrk with one thread on the same machine.",
     start=_start_square,
     one=_square,
-    contenders=(WEIR, MOSEC, LITSERVE, BENTOML, NOTHING),
+    contenders=CONTENDERS,
     takes_part=_takes_part,
     cases=CONNECTIONS,
     heads=("connections", "server"),
@@ -122,14 +140,19 @@ SQUARE = Rounds(
 )
 
 
+MOSEC_WAYS = {name: FAST[name].environment() if name in FAST else [] for name in ways(MOSEC)}
+
+
 def _start_bodies(stack: ExitStack) -> Mapping[str, Any]:
     weir = weir_command("benchmarks.models:Length", "--max-batch-size", "64")
     body = folder(stack) / "body"
     body.write_bytes(bytes(BODY_BYTES))
     expected: dict[str, Any] = {"body": b"12345", "expected": b"5", "content_type": OCTETS}
     weir_server = serving(WEIR, weir, path="/infer/length", **expected)
-    mosec_server = serving(MOSEC, _mosec("length"), path="/inference", **expected)
-    servers = start_all(stack, (weir_server, mosec_server))
+    mosec = [
+        serving(name, [*words, *_mosec("length")], path="/inference", **expected) for name, words in MOSEC_WAYS.items()
+    ]
+    servers = start_all(stack, (weir_server, *mosec))
     return {name: (server, body) for name, server in servers.items()}
 
 
@@ -149,7 +172,7 @@ def _conclude_bodies(result: Result, measured: Measurements) -> None:
     memory = _memory(measured, WEIR)
     result.at_least("at least 4,000 requests/s", result.values[WEIR], 4000, "{:,.0f}")
     result.at_most("flat memory: after at most 1.1 times before", memory[-1] / memory[0], 1.1, "{:.3f}")
-    result.notes.append("Memory is that of all processes together; shared pages count once.")
+    result.notes.append(f"Memory is that of all processes together; shared pages count once. {described(ways(MOSEC))}")
 
 
 BODIES = Rounds(
@@ -158,7 +181,7 @@ BODIES = Rounds(
     f"{BODY_BYTES:,} bytes of application/octet-stream to a worker process that returns their length, {BODY_CONNECTIONS} connections.",
     start=_start_bodies,
     one=_bodies,
-    contenders=(WEIR, MOSEC),
+    contenders=(WEIR, *MOSEC_WAYS),
     heads=("server",),
     columns=(
         spreads("requests/s"),

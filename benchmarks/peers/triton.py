@@ -1,10 +1,12 @@
-"""Triton's server binary, out of PyPI's nvidia-pytriton 0.7.0, with its Python backend. Run with --http PORT --grpc PORT [--models FOLDER].
+"""Triton's server binary, out of PyPI's nvidia-pytriton 0.7.0, with its Python backend. Run with --http PORT --grpc PORT [--models FOLDER]; SETTINGS
+(JSON) may say how many `instances` of each model there are.
 
 Makes a model repository and a folder of backends in a temporary place, then becomes the server. PyTriton's own decorators are
 not used: this is tritonserver and nothing else.
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -32,11 +34,21 @@ def main() -> None:
         "PYTHONPATH": str(packages),
     }
     command = [
-        str(home / "bin" / "tritonserver"), f"--model-repository={said.models}", f"--backend-directory={backends}",
+        str(home / "bin" / "tritonserver"), f"--model-repository={_models(said.models)}", f"--backend-directory={backends}",
         f"--http-port={said.http}", f"--grpc-port={said.grpc}", "--allow-metrics=false", "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1", "--log-verbose=0", "--log-info=false",
     ]  # fmt: skip
     os.execve(command[0], command, environment)
+
+
+def _models(folder: Path) -> Path:
+    """Return a copy of the repository with so many instances of each model as SETTINGS says."""
+    copy = Path(tempfile.mkdtemp(prefix="triton-")) / "models"
+    shutil.copytree(folder, copy)
+    count = json.loads(os.environ.get("SETTINGS", "{}")).get("instances", 1)
+    for config in copy.glob("*/config.pbtxt"):
+        config.write_text(config.read_text().replace("{ count: 1 ", f"{{ count: {count} "))
+    return copy
 
 
 def _backends(home: Path) -> Path:
