@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import json
+import os
 import weakref
 from typing import Any, ClassVar, cast
 
@@ -304,7 +305,7 @@ async def test_the_state_is_json_and_says_what_there_is() -> None:
         assert state["settings"]["policy"] == "size-or-delay:size=8,delay=50ms"
         assert state["workers"] == [
             {
-                "index": 0, "kind": "", "bulk": False, "state": "ready", "pid": None, "in_flight": 1, "restarts": 0, "reason": "",
+                "index": 0, "kind": "", "bulk": False, "state": "ready", "pid": os.getpid(), "in_flight": 1, "restarts": 0, "reason": "",
                 "node": "", "address": "", "gpus": [], "actor": "",
             }
         ]  # fmt: skip
