@@ -266,12 +266,18 @@ class HttpServer:
 
     def sweep(self) -> None:
         """Close connections that have been idle or slow for too long. After `start` this runs once a second."""
-        self._shared.on_second()
-        for connection in list(self._shared.connections):
-            connection.sweep(self._shared.tick)
+        loop = asyncio.get_running_loop()
+        if self._shared.on_second():
+            loop.call_soon(self._sweep_connections)  # what has come meanwhile is read first
+        else:
+            self._sweep_connections()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
+        self._sweeping = loop.call_later(_SWEEP_INTERVAL, self.sweep)
+
+    def _sweep_connections(self) -> None:
+        for connection in list(self._shared.connections):
+            connection.sweep(self._shared.tick)
 
     def move_bodies(self, service: "ModelHandle") -> None:
         """Move bodies that have hardly begun to arrive out of the arena of `service`: others need the room."""

@@ -207,8 +207,10 @@ class Site(NamedTuple):
 
     def sweep(self, seconds: float) -> None:
         """Let `seconds` pass, and look for connections that have been idle or slow for too long."""
-        self.clock.advance(seconds)
-        self.shared.on_second()
+        while seconds > 0.0:
+            self.clock.advance(min(seconds, 1.0))
+            self.shared.on_second()
+            seconds -= 1.0
         for connection in list(self.shared.connections):
             connection.sweep(self.shared.tick)
 

@@ -42,6 +42,19 @@ async def test_idle_connections_are_closed() -> None:
         assert transport.is_closing()
 
 
+async def test_the_time_that_a_server_stands_still_is_not_its_clients() -> None:
+    async with site() as here:
+        idle, slow = await exchange(here, post(b"3")), here.connect()
+        slow.receive(post(b"4")[:20])
+        here.clock.advance(5000.0)  # as of a process that was stopped, or of a machine that was suspended
+        assert here.shared.on_second()
+        for connection in list(here.shared.connections):
+            connection.sweep(here.shared.tick)
+        for transport, rest in ((idle, post(b"4")), (slow, post(b"4")[20:])):
+            await transport.deliver(rest)
+            assert answers(transport.sent)[-1].body == b"16"
+
+
 SLOW = [
     (post(b"3")[:20], "header_timeout", 5.0),
     (post(b"345")[:-2], "body_timeout", 60.0),

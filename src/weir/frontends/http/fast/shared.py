@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
 
 
+_LATE = 2.0  # seconds after the last sweep
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -162,7 +163,8 @@ class HttpShared:
         self.patience = settings.body_timeout  # seconds that a client may take to send a body or to read a response
         self.draining = False
         self.ended = asyncio.Event()  # while draining: set when a request or a connection has ended
-        self.tick = 0.0  # the instant of the last sweep
+        # The time of the last sweep by a clock that stands still with the server, so that clients are not blamed for what it could not read meanwhile.
+        self.tick = self._swept = clocks.now()
         self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
         self._clocks = clocks
         self._memo: HeadMemo[RoutePlan] = HeadMemo()
@@ -171,13 +173,18 @@ class HttpShared:
         self._tallies: dict[str, Tally] = {}
         self.on_second()
 
-    def on_second(self) -> None:
-        """Update the date, the instant of the sweep and `patience`. Report the transferred bytes to the observers."""
-        self.tick = self._clocks.now()
+    def on_second(self) -> bool:
+        """Update the date, the time of the sweep and `patience`. Report the transferred bytes to the observers.
+
+        Return whether the server has stood still: stopped, paused with its machine, or starved."""
+        now = self._clocks.now()
+        passed, self._swept = now - self._swept, now
+        self.tick += min(passed, _LATE)
         self.patience = self.settings.body_timeout / (_PATIENCE_DIVISOR if self.account.was_full() else 1)
         self.heads.tick(self._clocks.time_of_day())
         self.tell_observers()
         self.hand_over.on_second(self.heads.date)
+        return passed > _LATE
 
     def cut_head(self, size: int) -> tuple[bytes, memoryview]:
         """Split the first `size` bytes of the buffer: return the head at their beginning and the bytes after it. The head is b"" if it is incomplete."""
