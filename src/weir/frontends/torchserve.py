@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weir.catalog.manager import Manager
 
 PORT = 8081
-_MOST_WORKERS = 1000
+_MOST_WORKERS, _MOST_FIELDS = 1000, 100
 # The settings of a model in a query, by TorchServe's names elsewhere.
 _IN_QUERY = {
     "batch_size": "batchSize",
@@ -53,7 +53,7 @@ def make_management(context: FrontendContext) -> ManagementServer:
     """Return the frontend, not started. Its option is a port, or HOST:PORT. Raises SettingsError."""
     assert context.kserve is not None, "a server gives it to its frontends: this is a bug"
     http = context.settings.http
-    host, _, port = str(context.options or PORT).rpartition(":")
+    host, _, port = str(PORT if context.options in (None, "") else context.options).rpartition(":")
     if not port.isdigit() or int(port) > 65535:
         raise SettingsError(
             f"frontend torchserve={brief(context.options)}: must be a port or HOST:PORT, such as {PORT}"
@@ -104,7 +104,10 @@ class _Management:
     ) -> HttpResponse:
         if method != "GET":
             self._context.control.require_http(given.peer, given.headers)
-        query = parse_qs(given.scope["query_string"].decode("latin-1"), max_num_fields=100)
+        try:
+            query = parse_qs(given.scope["query_string"].decode("latin-1"), max_num_fields=_MOST_FIELDS)
+        except ValueError:
+            raise InvalidRequest(f"query: must have at most {_MOST_FIELDS} parameters") from None
         return await call(given.path.get("model", ""), {name: values[-1] for name, values in query.items()})
 
     async def models(self, model: str, query: Query) -> HttpResponse:
@@ -112,7 +115,7 @@ class _Management:
         names, first, limit = (
             [*self._registry.services],
             _number(query, "next_page_token", 0),
-            _number(query, "limit", 100),
+            max(1, _number(query, "limit", 100)),
         )
         listed = [{"modelName": name, "modelUrl": self._url(name)} for name in names[first : first + limit]]
         more = {"nextPageToken": str(first + limit)} if first + limit < len(names) else {}

@@ -131,6 +131,8 @@ def _response(output: bytes) -> HttpResponse:
             raise ModelError(
                 f"the handler set the header {name!r:.80}, which no model may, or to a value that no header has"
             )
+    if made.status in (204, 304):  # which have no body
+        return HttpResponse(made.status, [], b"")
     return HttpResponse(made.status, [(name.encode(), value.encode()) for name, value in made.headers], made.body)
 
 

@@ -95,6 +95,19 @@ def test_more_content_than_its_limit_is_refused_unread(
         assert not (folder / "bomb").exists()
 
 
+def test_a_name_longer_than_the_limit_is_not_read(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_archive, "_ALWAYS_FITS", 1000)
+    monkeypatch.setattr(model_archive, "_HEADERS", 1000)
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 1 << 20
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as made:
+        made.addfile(name, io.BytesIO(b"x" * name.size))
+    with pytest.raises(SettingsError, match="unpacks to more than its limit"):
+        unpack(tmp_path / "a.tgz", folder, "here")
+
+
 def test_too_many_files_are_refused(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_archive, "MAX_FILES", 3)
     with pytest.raises(SettingsError, match=r"has more than 3 files"):

@@ -2,6 +2,7 @@
 
 import os
 import tarfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     files = {"lengths.py": LENGTH, "neighbour.py": "offset = 100", "names.json": '{"103": "three"}'}
     archive(root / "length.mar", files, "lengths.py")
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    table = f"batchSize: 4\nmaxBatchDelay: 10\nhandler: {{depth: 3}}\n{bomb}"
+    code = "def handle(data, context):\n    return [[context.model_yaml_config['handler'], context.get_request_id(0) != ''] for row in data or ()]\n"
+    archive(root / "config.mar", {"handler.py": code, "model-config.yaml": table}, configFile="model-config.yaml")
     return root
 
 
 @pytest.fixture(scope="module")
 def client(store: Path) -> Iterator[httpx.Client]:
-    targets = [str(store / "show.mar"), str(store / "length.mar")]
+    targets = [str(store / "show.mar"), str(store / "length.mar"), str(store / "config.mar")]
     with weir.running(*targets, spin=0.0) as server, httpx.Client(base_url=server.address, timeout=60) as client:
         yield client
 
@@ -210,6 +215,11 @@ def test_what_a_context_tells(client: httpx.Client, store: Path) -> None:
     assert 'Seen_total{model="show"}' in metrics and 'Took_ms{model="show",worker="0"} 2.5' in metrics
 
 
+def test_a_configuration_whose_aliases_stand_for_gigabytes(client: httpx.Client) -> None:
+    assert client.put("/predictions/config").json() == [{"depth": 3}, True]
+    assert client.get("/v2/models/config/config").json()["max_batch_size"] == 4
+
+
 def test_requests_in_other_protocols_reach_the_handler(client: httpx.Client) -> None:
     assert client.post("/infer/length", json="abc").json() == "three"
     assert client.post("/infer/length/batch", json=["", "abc"]).json() == [{"output": 100}, {"output": "three"}]
@@ -228,7 +238,7 @@ def test_a_folder_and_a_tar_file_are_served_too(store: Path, tmp_path: Path) -> 
     folder.mkdir()
     unpack(store / "length.mar", folder, "length")
     with tarfile.open(tmp_path / "tarred.tar.gz", "w:gz") as made:
-        made.add(folder, ".")
+        made.add(folder, "tarred")  # as torch-model-archiver does
     with weir.running(str(folder), str(tmp_path / "tarred.tar.gz"), spin=0.0) as server:
         for name in ("plain", "tarred"):
             sent = {"Content-Type": "text/plain"}
@@ -269,6 +279,63 @@ def test_archives_that_cannot_be_served(
     assert why in raised.value.message
 
 
+# As in TorchServe's examples: the base class loads the network of the archive.
+TORCH = """
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+
+class Sums(BaseHandler):
+    def preprocess(self, data):
+        return torch.as_tensor([row.get("body") for row in data], dtype=torch.float32, device=self.device)
+
+    def postprocess(self, data):
+        from ts.utils.util import map_class_to_label
+        return map_class_to_label(data.tolist(), self.mapping, [[0, 1]] * len(data))
+"""
+NETWORK = """
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+@pytest.mark.torch
+def test_networks_of_torch(tmp_path: Path) -> None:
+    import torch
+
+    network = torch.nn.Linear(3, 2)
+    state = {f"layer.{name}": value for name, value in network.state_dict().items()}
+    torch.save(state, tmp_path / "weights.pt")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # TorchServe's users have such files
+        torch.jit.trace(network, torch.zeros(1, 3)).save(str(tmp_path / "scripted.pt"))
+    files: dict[str, str | bytes] = {
+        "handler.py": TORCH,
+        "index_to_name.json": '{"0": ["n", "zero"], "1": "one"}',
+        "network.py": NETWORK,
+    }
+    eager = archive(
+        tmp_path / "eager.mar",
+        {**files, "w.pt": (tmp_path / "weights.pt").read_bytes()},
+        serializedFile="w.pt",
+        modelFile="network.py",
+    )
+    scripted = archive(
+        tmp_path / "scripted.mar", {**files, "s.pt": (tmp_path / "scripted.pt").read_bytes()}, serializedFile="s.pt"
+    )
+    item = [0.5, -1.0, 2.0]
+    zero, one = network(torch.tensor(item)).tolist()
+    with weir.running(str(eager), str(scripted), spin=0.0) as server:
+        for name in ("eager", "scripted"):
+            answer = httpx.post(f"{server.address}/predictions/{name}", json=item, timeout=60)
+            assert answer.json() == pytest.approx({"zero": zero, "one": one})
+
+
 def test_settings_of_torchserve_are_ours() -> None:
     given = {
         "batchSize": 8,
@@ -283,7 +350,7 @@ def test_settings_of_torchserve_are_ours() -> None:
         "workers": 2,
         "predict_timeout": 20.0,
         "max_queue_size": 10,
-        "policy": "size-or-delay:size=8,delay=0.05",
+        "policy": "size-or-delay:delay=0.05",
         "max_queue_delay": 0.05,
     }
     assert settings_from({"batchSize": 1, "maxBatchDelay": 50, "minWorkers": 0}, "here") == {"max_batch_size": 1}

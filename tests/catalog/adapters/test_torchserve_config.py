@@ -57,7 +57,7 @@ def test_the_settings_of_a_server(store: Path) -> None:
             {
                 "workers": 2,
                 "max_batch_size": 8,
-                "policy": "size-or-delay:size=8,delay=0.05",
+                "policy": "size-or-delay:delay=0.05",
                 "max_queue_delay": 0.05,
                 "predict_timeout": 9.0,
             },

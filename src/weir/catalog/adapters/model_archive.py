@@ -3,6 +3,7 @@
 An archive may come from a stranger: names outside of the folder, links, and more content than its size allows are refused before they are written.
 """
 
+import gzip
 import json
 import stat
 import tarfile
@@ -21,8 +22,10 @@ _ALWAYS_FITS = 1 << 30  # bytes that any archive may unpack to
 _MOST_PACKED = 20  # times its size that a larger one may unpack to: weights shrink little, a zip bomb a thousand times
 _MAX_MANIFEST = 1 << 20
 _PIECE = 1 << 20
+_HEADERS = 64 << 20  # bytes of a .tar.gz besides its files
 
 _DAMAGED = (
+    gzip.BadGzipFile,
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
@@ -47,7 +50,7 @@ def unpack(archive: Path, folder: Path, source: str) -> None:
     room = max(_ALWAYS_FITS, _MOST_PACKED * archive.stat().st_size)
     files = total = 0
     try:
-        for member in _members(archive):
+        for member in _members(archive, room + _HEADERS):
             files, total = files + 1, total + member.size
             if files > MAX_FILES or total > room:
                 found = f"more than {MAX_FILES} files" if files > MAX_FILES else f"more than {room} bytes of files"
@@ -57,18 +60,18 @@ def unpack(archive: Path, folder: Path, source: str) -> None:
             _write(member, folder / _inner_path(member.name, source))
     except FileExistsError as error:
         raise SettingsError(f"{source}: has {_name_of(error.filename, folder)} twice") from error
-    except OSError as error:
-        raise SettingsError(f"{source}: cannot be unpacked into {folder.parent}: {error.strerror or error}") from error
     except _DAMAGED as error:
         raise SettingsError(f"{source}: is damaged, or no archive: {brief(str(error), 200)}") from error
+    except OSError as error:
+        raise SettingsError(f"{source}: cannot be unpacked into {folder.parent}: {error.strerror or error}") from error
 
 
 def _name_of(path: str, folder: Path) -> str:
     return repr(str(Path(path).relative_to(folder)))
 
 
-def _members(archive: Path) -> Iterator[_Packed]:
-    return _zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive)
+def _members(archive: Path, room: int) -> Iterator[_Packed]:
+    return _zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive, room)
 
 
 def _zip_members(archive: Path) -> Iterator[_Packed]:
@@ -82,13 +85,35 @@ def _zip_members(archive: Path) -> Iterator[_Packed]:
                     yield _Packed(info.filename, info.file_size, content)
 
 
-def _tar_members(archive: Path) -> Iterator[_Packed]:
-    with tarfile.open(archive, "r|gz") as opened:
-        for info in opened:
-            if not (info.isreg() or info.isdir()) or info.issparse():
-                raise ValueError(f"{info.name!r} is a link or a device, must be a file")
-            if info.isreg() and (content := opened.extractfile(info)) is not None:
-                yield _Packed(info.name, info.size, content)
+class _Bounded:
+    """Reads at most `room` bytes of `content`."""
+
+    def __init__(self, content: gzip.GzipFile, room: int) -> None:
+        self._content, self._room = content, room
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes. Raises ValueError after the last that may be."""
+        data = self._content.read(size)
+        self._room -= len(data)
+        if self._room < 0:
+            raise ValueError("unpacks to more than its limit")
+        return data
+
+
+def _tar_members(archive: Path, room: int) -> Iterator[_Packed]:
+    # A name in it may be as long as it likes; tarfile keeps it in memory.
+    with gzip.open(archive) as packed:
+        bounded: Any = _Bounded(packed, room)
+        with tarfile.open(fileobj=bounded, mode="r|") as opened:
+            yield from _files_in(opened)
+
+
+def _files_in(opened: tarfile.TarFile) -> Iterator[_Packed]:
+    for info in opened:
+        if not (info.isreg() or info.isdir()) or info.issparse():
+            raise ValueError(f"{info.name!r} is a link or a device, must be a file")
+        if info.isreg() and (content := opened.extractfile(info)) is not None:
+            yield _Packed(info.name, info.size, content)
 
 
 def _inner_path(name: str, source: str) -> PurePosixPath:

@@ -17,10 +17,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar, NamedTuple, cast
 from urllib.parse import unquote_to_bytes
+from uuid import uuid4
 
 from weir.catalog.adapters.model_archive import read_manifest, unpack
-from weir.catalog.repository.model_files import file_within, only_file, with_attributes
-from weir.catalog.sources import ARCHIVES, ModelToServe, is_archive
+from weir.catalog.repository.model_files import only_file, with_attributes
+from weir.catalog.sources import ARCHIVES, MANIFEST, ModelToServe, is_archive
 from weir.errors import InvalidRequest, ModelError, SettingsError, brief
 from weir.metrics import ModelMetrics
 from weir.model import Model
@@ -28,7 +29,7 @@ from weir.serving.delivery import logger
 from weir.wire import predictions
 from weir.wire.predictions import PredictionResponse
 from weir.workers.cpus import gpu_count
-from weir.workers.source import FOLDER, declared, private_folder
+from weir.workers.source import FOLDER, declared, private_folder, reading
 
 _MAX_PARTS = 1000  # of a form
 _MAX_CONFIG = 1 << 20  # bytes
@@ -57,9 +58,9 @@ def settings_from(given: Mapping[str, Any], source: str) -> dict[str, Any]:
         if key != DELAY and value:  # 0 is no limit, or "as many as there are"
             name, convert = SETTINGS[key]
             found[name] = convert(value)
-    if (size := found.get("max_batch_size", 1)) > 1:
+    if found.get("max_batch_size", 1) > 1:
         delay = float(given.get(DELAY, _DELAY)) / 1000
-        found |= {"policy": f"size-or-delay:size={size},delay={delay}", "max_queue_delay": max(delay, 0.001)}
+        found |= {"policy": f"size-or-delay:delay={delay}", "max_queue_delay": max(delay, 0.001)}
     return found
 
 
@@ -72,35 +73,43 @@ class TorchServePlatform:
         source = f"{model.label}: {path.name}"
         if (executor := model.settings.get("executor", "process")) != "process":
             raise SettingsError(f"{source}: executor={executor!r}: must be process, as handlers change their process")
-        folder = path.resolve() if path.is_dir() else Path(mkdtemp(prefix="weir-archive-"))
-        private = None if path.is_dir() else private_folder(str(folder))
-        if private is not None:
+        if path.is_dir():
+            return with_attributes(declared(TorchServeModel, _attributes(path.resolve(), path, model)), model)
+        private = private_folder(mkdtemp(prefix="weir-archive-"))
+        with reading(private):
+            folder = Path(private.path)
             unpack(path, folder, source)
-        manifest = read_manifest(folder, source)
-        described = manifest["model"]
-        _check_handler(described["handler"], folder, source)
-        if requirements := described.get("requirementsFile"):
-            logger.warning(
-                "model %r: its %s is not installed by Weir: pip install -r %s",
-                model.label,
-                requirements,
-                folder / requirements,
-            )
-        config = _read_config(folder, described.get("configFile"), source)
-        attributes = {
-            "max_batch_size": 1,
-            **settings_from(config, f"{source}: {described.get('configFile')}"),
-            "archive": path.name,
-            "archive_version": str(described.get("modelVersion") or ""),
-            "folder": str(folder),
-            "called": model.name,
-            "manifest": json.dumps(manifest),
-            "config": json.dumps(config, default=str),
-        }
-        found = with_attributes(declared(TorchServeModel, attributes), model)
-        if private is not None:
-            setattr(found, FOLDER, private)
+            # torch-model-archiver puts a folder into a .tar.gz.
+            folder = next((each.parents[1] for each in folder.glob(f"*/{MANIFEST}")), folder)
+            found = with_attributes(declared(TorchServeModel, _attributes(folder, path, model)), model)
+        setattr(found, FOLDER, private)
         return found
+
+
+def _attributes(folder: Path, path: Path, model: ModelToServe) -> dict[str, Any]:
+    """Return the attributes of the class for the archive `path`, whose files are in `folder`. Raises SettingsError."""
+    source = f"{model.label}: {path.name}"
+    manifest = read_manifest(folder, source)
+    described = manifest["model"]
+    _check_handler(described["handler"], folder, source)
+    if file := described.get("requirementsFile"):
+        logger.warning(
+            "model %r: its requirements are not installed by Weir: pip install -r %s", model.label, folder / file
+        )
+    config = b""
+    if file := described.get("configFile"):
+        config = (folder / file).read_bytes()
+        if len(config) > _MAX_CONFIG:
+            raise SettingsError(f"{source}: {file}: is larger than {_MAX_CONFIG} bytes")
+    return {
+        **settings_from(_table_in(config, f"{source}: {file}"), f"{source}: {file}"),
+        "archive": path.name,
+        "archive_version": str(described.get("modelVersion") or ""),
+        "folder": str(folder),
+        "called": model.name,
+        "manifest": json.dumps(manifest),
+        "config": config,
+    }
 
 
 def _archive_of(model: ModelToServe) -> Path:
@@ -110,6 +119,14 @@ def _archive_of(model: ModelToServe) -> Path:
     return model.folder if is_archive(model.folder) else only_file(model, ARCHIVES)
 
 
+def _has_torchserve() -> bool:
+    """Return whether the package is installed; any folder may be called ts."""
+    found = find_spec("ts")
+    return found is not None and any(
+        Path(each, "torch_handler").is_dir() for each in found.submodule_search_locations or ()
+    )
+
+
 def _check_handler(handler: str, folder: Path, source: str) -> None:
     """Raise SettingsError for a handler that is neither a file of the archive nor one of TorchServe's that can be had."""
     file = handler.partition(":")[0].removesuffix(".py") + ".py"
@@ -117,7 +134,7 @@ def _check_handler(handler: str, folder: Path, source: str) -> None:
         return
     from weir.catalog.adapters.ts_modules import HANDLERS
 
-    if handler.isidentifier() and (handler in HANDLERS or find_spec("ts") is not None):
+    if handler.isidentifier() and (handler in HANDLERS or _has_torchserve()):
         return
     known = ", ".join(HANDLERS)
     raise SettingsError(
@@ -126,23 +143,21 @@ def _check_handler(handler: str, folder: Path, source: str) -> None:
     )
 
 
-def _read_config(folder: Path, file: str | None, source: str) -> dict[str, Any]:
-    if file is None:
+def _table_in(config: bytes, source: str) -> dict[str, Any]:
+    """Return what a model-config.yaml says. Whoever writes it out may write far more: an alias may repeat what it stands for. Raises SettingsError."""
+    if not config:
         return {}
-    path, where = file_within(folder, file, source), f"{source}: {file}"
     try:
         import yaml
     except ImportError:
-        raise SettingsError(f"{where}: PyYAML is not installed (pip install pyyaml)") from None
-    if path.stat().st_size > _MAX_CONFIG:
-        raise SettingsError(f"{where}: is larger than {_MAX_CONFIG} bytes")
+        raise SettingsError(f"{source}: PyYAML is not installed (pip install pyyaml)") from None
     try:
-        config = yaml.safe_load(path.read_bytes())
+        table = yaml.safe_load(config)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{where}: must be YAML: {brief(str(error), 200)}") from error
-    if not isinstance(config, dict):
-        raise SettingsError(f"{where}: must be a table of settings")
-    return config
+        raise SettingsError(f"{source}: must be YAML: {brief(str(error), 200)}") from error
+    if not isinstance(table, dict):
+        raise SettingsError(f"{source}: must be a table of settings")
+    return table
 
 
 class Row(NamedTuple):
@@ -157,13 +172,15 @@ class TorchServeModel(Model):
     """Runs the handler of the unpacked archive in `folder`."""
 
     content_types = (predictions.CONTENT_TYPE,)
+    max_batch_size = 1
+    predict_timeout = 120.0
 
     archive: ClassVar[str] = ""  # the name of its file
     archive_version: ClassVar[str] = ""  # as its manifest states it
     folder: ClassVar[str] = ""
     called: ClassVar[str] = ""
     manifest: ClassVar[str] = "{}"
-    config: ClassVar[str] = "{}"
+    config: ClassVar[bytes] = b""  # YAML
 
     def load(self) -> None:
         """Import the handler and call its `initialize`, in the folder. Raises what they raise."""
@@ -171,7 +188,7 @@ class TorchServeModel(Model):
 
         sys.path.insert(0, self.folder)
         os.chdir(self.folder)
-        if find_spec("ts") is None:
+        if not _has_torchserve():
             ts_modules.install()
         manifest, gpus = json.loads(self.manifest), gpu_count()
         properties = {
@@ -182,7 +199,7 @@ class TorchServeModel(Model):
             "server_version": VERSION,
             "limit_max_image_pixels": True,
         }
-        metrics, config = HandlerMetrics(self.metrics), json.loads(self.config)
+        metrics, config = HandlerMetrics(self.metrics), _table_in(self.config, "model-config.yaml")
         self._context = ts_modules.Context(self.called, properties, manifest, metrics, config)
         self._handle = _entry_point(manifest["model"]["handler"], self._context)
 
@@ -191,11 +208,11 @@ class TorchServeModel(Model):
         given = predictions.read_request(body)
         headers = _Headers(given.headers)
         kind = headers.get("content-type") or ""
-        return Row(given.id, headers, _values(given.body, kind))
+        return Row(given.id or str(uuid4()), headers, _values(given.body, kind))
 
     def predict(self, batch: list[Any]) -> list[Any]:
         """Return a PredictionResponse for each Row, and the handler's result for each other item."""
-        rows = [each if isinstance(each, Row) else Row("", _Headers(), {"body": each}) for each in batch]
+        rows = [each if isinstance(each, Row) else Row(str(uuid4()), _Headers(), {"body": each}) for each in batch]
         self._context.begin([(row.id, row.headers) for row in rows])
         try:
             returned = self._handle([row.values for row in rows], self._context)
