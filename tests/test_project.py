@@ -106,6 +106,8 @@ def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
     for workflow in WORKFLOWS:
         assert read(workflow)["permissions"] == {"contents": "read"}
         assert "secrets." not in workflow.read_text()
+        used = [step["uses"] for step in steps(workflow) if "uses" in step]
+        assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each) for each in used)  # a tag may be moved
         may = {name: job["permissions"] for name, job in read(workflow)["jobs"].items() if "permissions" in job}
         assert may == (published if workflow.name == "release.yml" else {})
     jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
