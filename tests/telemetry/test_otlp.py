@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -156,20 +156,25 @@ def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str) -> Non
     assert len({each["resource"]["service.instance.id"] for each in lines}) == 1
 
 
-def test_a_receiver_that_is_gone_costs_a_warning() -> None:
+@subcases("hangs", [False, True])
+def test_a_receiver_that_takes_nothing_costs_a_warning(hangs: bool) -> None:
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and nobody listens
-        gone = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        bound.bind(("127.0.0.1", 0))
+        if hangs:  # it connects, and nobody reads; otherwise nobody listens
+            bound.listen()
         env = {
             "OTEL_METRICS_EXPORTER": "otlp",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": gone,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{bound.getsockname()[1]}",
             "OTEL_METRIC_EXPORT_INTERVAL": "100",
         }
         with serving(f"{SIMPLE}:Simple", env=env) as (served, client):
-            served.until_logged("exporting metrics")
-            assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
-            served.signal(signal.SIGTERM)
-            assert served.wait() == 0
+            if not hangs:
+                served.until_logged("exporting metrics")
+            with bound.accept()[0] if hangs else nullcontext():
+                assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
+                served.signal(signal.SIGTERM)
+                assert served.wait() == 0
+            served.until_logged("the last metrics are lost")
 
 
 def test_a_second_signal_is_heard_while_a_receiver_of_spans_hangs() -> None:
@@ -211,11 +216,14 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     flags = ("--cache", tmp_path / "cache", "--no-calibrate", "--executor", "thread")
     wrong = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [2], "data": ["fine", ""]}]}
     long = {"texts": ["x " * 1000], "truncate": False}
-    spans: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     with (
-        receiving(spans) as endpoint,
-        Served(directory, *flags, "--trace-endpoint", endpoint, command="embed serve") as served,
-    ):
+        receiving(lines) as endpoint,
+        Served(
+            directory, *flags, "--trace-endpoint", endpoint, command="embed serve",
+            env={"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+        ) as served,
+    ):  # fmt: skip
         url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
         with httpx.Client(base_url=url, headers={"traceparent": CALLER}, timeout=30) as client:
             answers = {call: client.post(path, json=body) for call, (path, body) in CALLS.items()}
@@ -223,6 +231,10 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
             refused += [client.post(f"/v2/models/tiny/{call}", json=wrong) for call in ("infer", "infer_stream")]
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
+    spans = [each for each in lines if each["path"] == "/v1/traces"]
+    times = {each["name"]: each for each in lines}["gen_ai.server.request.duration"]["points"]
+    tiny = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir", "gen_ai.request.model": "tiny"}
+    assert [(sum(each["counts"]), each["labels"]) for each in times] == [(2, tiny)]
     faults = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
     assert [answer.status_code for answer in refused] == [400] * 3
     named = [answer.headers["traceparent"] for answer in refused]

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -35,10 +35,21 @@ _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "watts": "W"}  # by the last word of a name
 _UNKNOWN: Any = None  # which the SDK leaves out
 _EMBEDDINGS = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "weir"}
-# By frontend: the metric of OpenTelemetry's conventions for HTTP or generative AI, its labels, and the name of the label for the model.
-_CONVENTIONS: dict[str, tuple[str, dict[str, str], str]] = {
-    "http": ("http.server.request.duration", {"http.request.method": "POST"}, "weir.model"),
-    "openai": ("gen_ai.server.request.duration", _EMBEDDINGS, "gen_ai.request.model"),
+
+
+def _http_outcome(code: str) -> dict[str, int | str]:
+    return {"http.response.status_code": int(code), **({"error.type": code} if code >= "500" else {})}
+
+
+def _genai_outcome(code: str) -> dict[str, int | str]:
+    return {"error.type": code} if code >= "400" else {}
+
+
+# By frontend: the metric of OpenTelemetry's conventions for HTTP or generative AI, its labels, the name of the label for the model, and the labels
+# for a status. To the first a 4xx is no error of the server; the second calls every response an error that has no result.
+_CONVENTIONS: dict[str, tuple[str, dict[str, str], str, Callable[[str], dict[str, int | str]]]] = {
+    "http": ("http.server.request.duration", {"http.request.method": "POST"}, "weir.model", _http_outcome),
+    "openai": ("gen_ai.server.request.duration", _EMBEDDINGS, "gen_ai.request.model", _genai_outcome),
 }
 
 
@@ -98,17 +109,20 @@ class _Joining(sdk.MetricExporter):
         self._scheme = scheme
         self._loop = loop
         self._since = time.time_ns()
+        self._result = sdk.MetricExportResult.SUCCESS  # of the last export
         self._ended = False
 
     def export(self, metrics_data: sdk.MetricsData, timeout_millis: float = 10_000, **_: Any) -> sdk.MetricExportResult:
         """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
         if self._ended:  # the export before this one took until after the end, and nobody reads any more
             return sdk.MetricExportResult.FAILURE
+        self._result = sdk.MetricExportResult.FAILURE
         reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         (resource,) = metrics_data.resource_metrics  # one of its scopes may have metrics of the SDK itself
         shown = sdk.ScopeMetrics(SCOPE, reading.result(1e-3 * timeout_millis), "")
         resource = replace(resource, scope_metrics=[*resource.scope_metrics, shown])
-        return self._exporter.export(sdk.MetricsData([resource]), timeout_millis)
+        self._result = self._exporter.export(sdk.MetricsData([resource]), timeout_millis)
+        return self._result
 
     async def _read(self) -> list[sdk.Metric]:
         now, families = time.time_ns(), self._exposition.registry.collect()
@@ -118,10 +132,10 @@ class _Joining(sdk.MetricExporter):
     def _conventional(self, now: int) -> Iterator[sdk.Metric]:
         """Yield the response times under the names of OpenTelemetry's conventions."""
         durations = self._exposition.durations().items()
-        for frontend, (name, labels, of_model) in _CONVENTIONS.items():
-            labels = {**labels, "url.scheme": self._scheme}
+        for frontend, (name, labels, of_model, outcome) in _CONVENTIONS.items():
+            scheme = {"url.scheme": self._scheme} if frontend == "http" else {}
             points = [
-                _point({**labels, of_model: model, **_outcome(code)}, (self._since, now), times)
+                _point({**labels, **scheme, of_model: model, **outcome(code)}, (self._since, now), times)
                 for (model, of, code), times in durations
                 if of == frontend
             ]
@@ -133,13 +147,11 @@ class _Joining(sdk.MetricExporter):
         return self._exporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 1000.0 * FLUSH_TIME, **_: Any) -> None:
-        """End the exporter."""
+        """End the exporter, and warn if the last export has failed or still waits for its receiver."""
+        if self._result is not sdk.MetricExportResult.SUCCESS:
+            logger.warning("the last metrics are lost: no OTLP receiver took them within %g s", FLUSH_TIME)
         self._ended = True
         self._exporter.shutdown(timeout_millis)
-
-
-def _outcome(code: str) -> dict[str, int | str]:
-    return {"http.response.status_code": int(code), **({"error.type": code} if code >= "500" else {})}
 
 
 def _metric(family: Family, interval: tuple[int, int]) -> sdk.Metric:
