@@ -2,10 +2,10 @@
 #   docker run --init -p 8000:8000 -v "$PWD:/srv/models:ro" weir square:Square
 # A server of sentence vectors: docker build --target texts -t weir-texts .
 #   docker run --init -p 8000:8000 -p 5555:5555 -p 5556:5556 -v "$PWD/bge-small-en:/model:ro" weir-texts /model
-# Without Docker: make image. More of it: --build-arg EXTRAS=[grpc,onnx]. What your models import is installed in an image that starts FROM this one.
+# Without Docker: make image. More of it: --build-arg EXTRAS=[grpc,onnx,otel]. What your models import is installed in an image that starts FROM this one.
 ARG RAY=2.60.0
 FROM python:3.11-slim AS build
-ARG EXTRAS=""
+ARG EXTRAS="[grpc,otel]"
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY src src

@@ -74,11 +74,11 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "core": Variant("", ["weir", "serve"]),
-    "embed": Variant("[embed]", ["weir", "embed", "serve"], (5555, 5556), {"WEIR_ZMQ_PORT": "5555"}),
+    "core": Variant("[grpc,otel]", ["weir", "serve"]),
+    "embed": Variant("[embed,grpc,otel]", ["weir", "embed", "serve"], (5555, 5556), {"WEIR_ZMQ_PORT": "5555"}),
     # By these variables the runtime of NVIDIA puts the driver into the container.
     "gpu": Variant(
-        "[embed,gpu,images,torch,transformers]",
+        "[embed,gpu,grpc,images,otel,torch,transformers]",
         ["weir", "serve"],
         variables={"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
     ),

@@ -18,10 +18,12 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any, NamedTuple
 
+import grpc
 import httpx
 import psutil
 import pytest
 from deploy.image import USER, VARIANTS, config_of, copy_models, pack, write_image
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.kit import image_of_docker
 from tests.documentation.pages import ROOT
 
@@ -189,8 +191,9 @@ MODELS = {"core": ROOT / "deploy" / "models", "embed": installed_model()}
 @pytest.mark.image
 @pytest.mark.parametrize("user", [USER, 1_000_650_000])  # that of the image, and one that OpenShift makes up
 def test_any_user_runs_it_on_a_root_that_nobody_can_write(root: Path, user: int) -> None:
-    with reserve_ports(3) as (port, pushed, published):
-        ports = {"WEIR_PORT": str(port), "WEIR_ZMQ_PORT": str(pushed), "WEIR_ZMQ_PORT_OUT": str(published)}
+    with reserve_ports(4) as reserved:
+        names = ("WEIR_PORT", "WEIR_GRPC_PORT", "WEIR_ZMQ_PORT", "WEIR_ZMQ_PORT_OUT")
+        ports = dict(zip(names, map(str, reserved), strict=True))
         words = ["square:Square"] if root.name == "core" else ["square=."]
         with container(root, user, *words, **ports) as served:
             if root.name == "core":
@@ -200,6 +203,11 @@ def test_any_user_runs_it_on_a_root_that_nobody_can_write(root: Path, user: int)
                 given = {"model": "square", "input": ["First do it"]}
                 (vector,) = httpx.post(f"{served.url}/v1/embeddings", json=given, timeout=60).json()["data"]
                 assert len(vector["embedding"]) == 384
+            with grpc.insecure_channel(f"127.0.0.1:{ports['WEIR_GRPC_PORT']}") as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check
+                assert (
+                    check(health_pb2.HealthCheckRequest(), timeout=30).status == health_pb2.HealthCheckResponse.SERVING
+                )
             served.server.send_signal(SIGTERM)
             assert served.bwrap.wait(45) == 0
 
@@ -217,7 +225,9 @@ def test_images_are_small_and_their_bills_name_all_packages(root: Path) -> None:
     assert {
         "pkg:deb/debian/libssl3t64",
         "pkg:deb/debian/python3.13",
+        "pkg:pypi/grpcio",
         "pkg:pypi/numpy",
+        "pkg:pypi/opentelemetry-sdk",
         "pkg:pypi/weir-serving",
     } <= named
     assert ("pkg:pypi/onnxruntime" in named) is (root.name == "embed")
