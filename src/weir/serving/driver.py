@@ -112,7 +112,7 @@ class Driver(BatcherUser):
         self._logged: set[str] = set()
         self._measuring = measurement is not None  # until then, no worker gets a batch of requests
         sharing = capabilities_of(executor).sharing
-        self.turns = None if device is None else DeviceTurns(device, self, executor)
+        self.turns = None if device is None else DeviceTurns(device, self, executor, clock)
         if sharing is not None:
             sharing.join(self, None if device is None else device.workers)
         reserve = sharing.reserved if sharing is not None else None if self.turns is None else self.turns.reserved
@@ -190,9 +190,11 @@ class Driver(BatcherUser):
             self._measurement.cancel()
         if self._hooks is not None:
             await self._hooks.stop()
-        if self.turns is not None:
-            await self.turns.close()
-        await self.executor.stop()
+        try:
+            await self.executor.stop()
+        finally:
+            if self.turns is not None:  # only now: a worker may finish a batch before it ends
+                await self.turns.close()
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds."""
@@ -230,8 +232,12 @@ class Driver(BatcherUser):
         finally:
             limit.close()
             self.worker_lost(worker, "")
-            await self.executor.remove_worker(worker)
-            del self._leaving[worker]
+            try:
+                await self.executor.remove_worker(worker)
+            finally:
+                del self._leaving[worker]
+                if self.turns is not None:  # only now: it may finish a batch before it ends
+                    self.turns.worker_lost(worker)
 
     # Requests.
 
@@ -448,7 +454,7 @@ class Driver(BatcherUser):
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
             self._leave_out_rest(lost.dispatch)
         self._poll(Wakeup.WORKER, now)
-        if self.turns is not None:
+        if self.turns is not None and leaving is None:
             self.turns.worker_lost(worker)
 
     def worker_leaves(self, worker: int) -> None:

@@ -16,7 +16,6 @@ what is left.
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from math import isfinite
-from time import monotonic
 from typing import Any, Protocol
 
 from weir.batching.batcher import Batcher
@@ -126,15 +125,16 @@ def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
 
 
 class DeviceTurns:
-    """The turns of one model of a DeviceGroup, whose batches `user` gives to the workers of `executor`.
+    """The turns of one model of a DeviceGroup, whose batches `user` gives to the workers of `executor`. `clock` is that of all its models.
 
     Workers that the models of the group share take the turns by themselves; `user` reports what becomes of its own workers.
     """
 
-    def __init__(self, group: DeviceGroup, user: Member, executor: Executor) -> None:
+    def __init__(self, group: DeviceGroup, user: Member, executor: Executor, clock: Callable[[], float]) -> None:
         """Raises SettingsError if the model cannot be in the group."""
         self._group = group
         self._user = user
+        self._clock = clock
         self._running = False
         self._workers: set[int] = set()  # the model's own that are ready, without those for bulk work
         capabilities = capabilities_of(executor)
@@ -147,11 +147,11 @@ class DeviceTurns:
 
     def explain(self) -> dict[str, Any]:
         """See DeviceGroup.explain."""
-        return self._group.explain(self._user, monotonic())
+        return self._group.explain(self._user, self._clock())
 
     def brief(self) -> dict[str, Any]:
         """See DeviceGroup.brief."""
-        return self._group.brief(self._user, monotonic())
+        return self._group.brief(self._user, self._clock())
 
     def open(self) -> None:
         """Take turns from now on. The workers are about to start."""
@@ -169,22 +169,22 @@ class DeviceTurns:
         if self._running:
             self._running = False
             if self._has_own:
-                self._group.workers.remove(self._user, monotonic())
+                self._group.workers.remove(self._user, self._clock())
             if self._group.follower is not None:
                 await self._group.follower.left(self._user)
 
     def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
         """Return what waits until no other model computes where this worker does, and keeps it so until its end."""
-        return reserved(self._group.workers, self._user, worker)
+        return reserved(self._group.workers, self._user, worker, self._clock)
 
     def _take_turn(self, worker: int, granted: Callable[[], None]) -> Callable[[], None]:
         """See Turns. A model that stops waits for nothing."""
         reservation = Reservation(self._user, worker, granted)
         if self._running:
-            self._group.workers.reserve(reservation, monotonic())
+            self._group.workers.reserve(reservation, self._clock())
         else:
             granted()
-        return lambda: self._group.workers.release(reservation, monotonic())
+        return lambda: self._group.workers.release(reservation, self._clock())
 
     def worker_ready(self, worker: int, *, bulk: bool) -> None:
         """Note that `worker` takes batches. It is away while another model uses its place."""
@@ -198,20 +198,20 @@ class DeviceTurns:
         if worker in self._workers:
             self._workers.discard(worker)
             if self._running:
-                self._group.workers.gave_up(self._user, worker, monotonic())
+                self._group.workers.gave_up(self._user, worker, self._clock())
 
     def began(self, worker: int) -> None:
         """Note that `worker` has got a batch. No other model uses its place until it is back."""
         if worker in self._workers:
-            self._group.workers.began(self._user, worker, monotonic())
+            self._group.workers.began(self._user, worker, self._clock())
 
     def ends(self, worker: int) -> bool:
         """Note that a batch is about to come back. Return whether `ended` is to be called then."""
         takes_turns = self._running and worker in self._workers
         if takes_turns:
-            self._group.workers.ends(self._user, worker, monotonic())
+            self._group.workers.ends(self._user, worker, self._clock())
         return takes_turns
 
     def ended(self, worker: int) -> None:
         """Note that the batch has come back. The place is offered to all models."""
-        self._group.workers.ended(worker, monotonic())
+        self._group.workers.ended(worker, self._clock())
