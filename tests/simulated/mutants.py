@@ -30,6 +30,9 @@ DRIVER = "weir.serving.driver:Driver."
 FRONT = "weir.fronts.dispatcher:ConnectedFront."
 MANAGER = "weir.catalog.manager:Manager."
 RESIDENTS = "weir.policy.residency:Residents."
+TURNS = "weir.workers.turns:DeviceTurns."
+SHARED = "weir.batching.workers:SharedWorkers."
+SCALING = "weir.policy.scaling:WorkerScaling."
 
 
 def _another_id(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +79,15 @@ def _reversed(encoded: Callable[..., Any]) -> Callable[..., Any]:
         return found._replace(vectors=found.vectors[::-1])
 
     return reversing
+
+
+def _leaves_first(step: Callable[..., Any]) -> Callable[..., Any]:
+    async def stepped(driver: Any) -> None:
+        if driver.turns is not None:
+            await driver.turns.close()
+        await step(driver)
+
+    return stepped
 
 
 def _once(_: Any) -> Callable[..., Any]:
@@ -210,6 +222,23 @@ KINDS = {
         "default-lost-by-an-unload": Fault(MANAGER + "_keep", skips("default_of")),
         "version-of-a-request-ignored": Fault("weir.catalog.registry:Registry.get", mistakes("self._find(name, version)", "self._find(name, '')")),
         "model-unloaded-with-a-worker": Fault(MANAGER + "_unload_worker", takes("worker_count", "False")),
+    },
+    "models that take turns on a device": {
+        "two-models-at-one-place": Fault(SHARED + "_hold", skips("worker_away")),
+        "warm-up-without-a-turn": Fault(TURNS + "_take_turn", takes("self._running", "False")),
+        "place-of-a-lost-worker-kept": Fault(TURNS + "worker_lost", skips("gave_up")),
+        "place-of-a-stopped-model-kept": Fault(SHARED + "remove", skips("gave_up")),
+        "place-never-offered-again": Fault(TURNS + "ended", skips("ended")),
+        "place-free-before-its-worker-ends": Fault(DRIVER + "worker_lost", takes("leaving is None", "True")),
+        "device-left-before-the-workers-end": Fault(DRIVER + "_end_workers", value=_leaves_first),
+        "warm-up-keeps-its-turn": Fault(SHARED + "release", skips("gave_up")),
+    },
+    "a number of workers that does not follow the load": {
+        "more-workers-than-allowed": Fault(SCALING + "_wanted", takes("kept > self.allowed.most", "False")),
+        "fewer-workers-than-allowed": Fault(SCALING + "_wanted", takes("kept < self.allowed.least", "False")),
+        "idle-workers-kept": Fault(SCALING + "_is_idle", value=gives(False)),
+        "cold-start-not-at-once": Fault(DRIVER + "_poll_arrivals", skips("self._no_worker")),
+        "no-more-than-one-worker": Fault("weir.tuning.workers:WorkerTuner._resize", mistakes("wanted - present", "min(wanted, 1) - present")),
     },
     "readiness or metrics that do not follow": {
         "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),

@@ -9,8 +9,10 @@ from tests.simulated.arenas import ArenaPlan, draw_arenas
 from tests.simulated.calls import REQUESTS_OF_STREAM
 from tests.simulated.catalog import KINDS, CatalogPlan, draw_catalog
 from tests.simulated.channels import FIRST, PAUSES
+from tests.simulated.devices import DevicePlan, draw_device
 from tests.simulated.models import Items, Tensors
 from tests.simulated.probing import INTERVALS
+from tests.simulated.scaling import RangePlan, draw_ranges
 from tests.simulated.themes import CHANNELS, Theme, draw_theme
 from tests.simulated.workers import WorkerPlan
 
@@ -54,6 +56,8 @@ class Plan:
     fronts: int = 0  # how many processes have the connections; 0 for the server's own
     catalog: CatalogPlan | None = None  # the models that are loaded and unloaded
     arenas: ArenaPlan | None = None  # of each model
+    device: DevicePlan | None = None  # on which models take turns
+    ranges: dict[str, RangePlan] = field(default_factory=dict)  # of the models whose number of workers follows the load
     kept_faults: list[int] = field(default_factory=list)
 
 
@@ -176,6 +180,10 @@ def _widen(plan: Plan, length: float) -> None:
         ):  # what a front has of them must have its end, too
             plan.drains_at = draw.uniform(0.1, min(length, 3.0))
     plan.arenas = draw_arenas(plan)
+    plan.device = draw_device(plan)
+    if plan.device is not None:
+        _add_faults(plan, draws("turns"), ("add", "remove", "remove", "kill"), plan.device.models, (0, 2, 6), length)
+    plan.ranges = draw_ranges(plan)
     if plan.arenas is not None:
         mix = plan.theme.mix
         plan.theme = replace(plan.theme, mix=mix._replace(tensors=mix.tensors / 2.0, filled=max(mix.filled, 0.3)))

@@ -105,6 +105,11 @@ class Watch(SilentObserver):
     def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
         """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
         plan, name = self._world.plan, model.partition(":")[0]
+        if name in plan.ranges:
+            executor: Any = self._world.services[name].executor
+            for request in requests:
+                if not request.taken:
+                    executor.scaling.check_expired(request.arrival, plan.workers[name].start)
         if name not in MODELS or plan.services[name]["policy"] != "greedy":
             return
         idle = self._world.idle_since(name)

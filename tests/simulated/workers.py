@@ -6,19 +6,24 @@ import random
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import Arenas, WorkerMemory
 from tests.simulated.models import Crash, Hang
 
+from weir.errors import ModelError, ModelNotReady
 from weir.messages import Batch, EventKind, Events, Kind, Request
 from weir.model import Model
 from weir.workers.arena import SharedBlock
-from weir.workers.executor import ExecutorBase, Listener, free_index
+from weir.workers.executor import Capabilities, ExecutorBase, HeldTurn, Listener, Turns, free_index
 from weir.workers.local import LocalState
 from weir.workers.run.runner import RunnableModel, Runner
+from weir.workers.timer import resolve
 
 if TYPE_CHECKING:
+    from tests.simulated.devices import Device
+    from tests.simulated.scaling import Scaling
     from tests.simulated.world import World
 
 
@@ -43,6 +48,7 @@ class WorkerPlan:
         return 4.0 * (self.base + 64 * self.per_row)
 
 
+LINGERS = (0.0, 0.001, 0.05, 1.0)  # seconds for which a worker of a device that is stopped finishes its batches
 NEAR = (-0.0002, 0.0, 0.0001, 0.0001)  # seconds from when a request is due; timers may be half a millisecond away
 LATEST_START = 3.0  # seconds after which a start that is aimed ends
 PATIENCE = 5  # failures to load in a row after which no request should wait
@@ -61,10 +67,17 @@ class _Worker:
         self.cancelled: dict[int, set[int]] = {}
         self.sent: set[int] = set()  # the batches whose last events are on their way to the server
         self.orphans: list[int] = []  # the entries of the batch that runs whose requests had ended when it began
+        self.turn = HeldTurn(None, index)  # in which it warms up
+        self.granted: asyncio.Future[None] | None = None
+        self.warms = False
 
     def end(self) -> None:
         """Nothing more comes from it in this life."""
         self.life += 1
+        self.warms = False
+        self.turn.end()
+        if self.granted is not None:
+            resolve(self.granted, None)
         self.queue.clear()
         self.state.in_flight = 0
         if self.memory is not None:
@@ -76,12 +89,16 @@ class SimulatedExecutor(ExecutorBase):
 
     def __init__(
         self, world: "World", model: type[Model], plan: WorkerPlan, draw: random.Random, *, largest: int,
-        params: dict[str, Any] | None = None, arenas: Arenas | None = None,
+        params: dict[str, Any] | None = None, arenas: Arenas | None = None, device: "Device | None" = None,
+        scaling: "Scaling | None" = None,
     ) -> None:  # fmt: skip
         self._world, self._loop, self._broken = world, world.loop, world.broken
         self.model, self._plan, self._draw, self._largest = model, plan, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
+        self._device, self.scaling = device, scaling
+        self._turns: Turns | None = None
+        self.lingering: set[int] = set()  # what computes after it was stopped
         self._params = params or {}
         self.arenas = arenas
         self.unavailable = True
@@ -93,13 +110,42 @@ class SimulatedExecutor(ExecutorBase):
     async def start(self, listener: Listener) -> None:
         self._listener, self.stopped = listener, False
         await asyncio.sleep(self._plan.start)
+        if not all(await asyncio.gather(*map(self._warm_up, self._workers.values()))):
+            raise ModelNotReady("stopped before it was ready")
         for worker in self._workers.values():
             self._ready(worker)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+        return Capabilities(warm_up_in=None if self._device is None else self._warm_up_in)
+
+    def _warm_up_in(self, turns: Turns) -> None:
+        self._turns = turns
+
+    async def _warm_up(self, worker: _Worker) -> bool:
+        """Have a worker that starts compute the batches of its warm-up when it has its turn. Return whether it still starts then."""
+        life, device = worker.life, self._device
+        if device is not None:
+            worker.turn, worker.granted = HeldTurn(self._turns, worker.state.index), self._loop.create_future()
+            worker.turn.ask(partial(resolve, worker.granted, None))
+            await worker.granted
+            if worker.life == life:
+                device.begins(self, worker.state.index)
+                worker.warms = True
+                device.look()
+                await asyncio.sleep(self._plan.base)
+            if worker.life == life:
+                worker.warms = False
+                worker.turn.end()
+        return worker.life == life and not self.stopped
 
     def run(self, worker: int, batch: Batch) -> None:
         each = self._workers[worker]
         if each.state.state != "ready" or len(each.queue) >= self._plan.places:
             raise AssertionError(f"worker {worker} ({each.state.state}) got a batch beside {len(each.queue)}")
+        if self._device is not None:
+            self._device.begins(self, worker)
         if each.memory is not None:
             each.memory.send(batch)
         each.queue.append(batch)
@@ -113,24 +159,52 @@ class SimulatedExecutor(ExecutorBase):
 
     async def stop(self) -> None:
         self.stopped = True
+        computing = {index for index, worker in self._workers.items() if worker.queue}
         for worker in self._workers.values():
             worker.end()
             worker.state.state = "stopped"
+        await self._linger(computing)
+
+    async def _linger(self, computing: set[int]) -> None:
+        """Return when the workers at these places of the device, which were stopped, have ended."""
+        self.lingering |= computing
         self._look_for_idle()
+        if self._device is not None and computing:
+            try:
+                await asyncio.sleep(self._draw.choice(LINGERS))
+            finally:
+                self.lingering -= computing
+                self._look_for_idle()
 
     async def add_worker(self) -> None:
         index = free_index(self._workers)
         worker = self._workers[index] = _Worker(index)
-        await asyncio.sleep(self._plan.start)
-        if not self.stopped and self._workers.get(index) is worker:
+        if self.scaling is not None:
+            self.scaling.begins(self)
+        try:
+            await asyncio.sleep(self._plan.start)
+            if self.scaling is not None:
+                self.scaling.check_start(self)
+        except BaseException as error:
+            del self._workers[index]
+            if isinstance(error, ModelError) and not any(
+                each.state.state == "ready" for each in self._workers.values()
+            ):
+                self._become(unavailable=True)
+            raise
+        if not self.stopped and self._workers.get(index) is worker and await self._warm_up(worker):
             self._ready(worker)
 
     async def remove_worker(self, worker: int | None = None) -> None:
-        removed = self._workers.pop(max(self._workers) if worker is None else worker, None)
+        index = max(self._workers) if worker is None else worker
+        removed, computing = self._workers.pop(index, None), set[int]()
         if removed is not None:
+            computing = {index} if removed.queue else computing
             self.deaths += bool(removed.queue)
             removed.end()
-        self._look_for_idle()
+        if self.scaling is not None:
+            self.scaling.changed(self)
+        await self._linger(computing)
 
     def reserve(self, size_bytes: int) -> SharedBlock | None:
         return None if self.arenas is None or self.stopped else self.arenas.requests.reserve(size_bytes)
@@ -149,9 +223,9 @@ class SimulatedExecutor(ExecutorBase):
     # What happens in time.
 
     def kill(self, index: int) -> None:
-        """End a worker, if it is ready."""
+        """End a worker, if it is ready, or is warming up again."""
         worker = self._workers.get(index)
-        if worker is not None and worker.state.state == "ready":
+        if worker is not None and (worker.state.state == "ready" or (worker.warms and worker.state.restarts)):
             self._die(worker, "killed by the simulation")
 
     def _ready(self, worker: _Worker) -> None:
@@ -255,6 +329,8 @@ class SimulatedExecutor(ExecutorBase):
 
     def _die(self, worker: _Worker, reason: str) -> None:
         self.deaths += 1
+        if self.scaling is not None:
+            self.scaling.excuse()
         lost = [request for batch in worker.queue for request in batch.requests]
         for batch in worker.queue:
             self._count_deaths(batch)
@@ -274,7 +350,10 @@ class SimulatedExecutor(ExecutorBase):
         if self.stopped or worker.life != life or self._workers.get(worker.state.index) is not worker:
             return
         if self._draw.random() >= self._plan.failing_starts:
-            self._ready(worker)
+            if self._device is None:
+                self._ready(worker)
+            else:
+                asyncio.ensure_future(self._warm_up_again(worker))  # noqa: RUF006  # the loop has it until it ends
             return
         worker.life += 1
         worker.failures += 1
@@ -285,6 +364,10 @@ class SimulatedExecutor(ExecutorBase):
             self._become(unavailable=True)
             self._listener.unavailable("no worker is left")
 
+    async def _warm_up_again(self, worker: _Worker) -> None:
+        if await self._warm_up(worker):
+            self._ready(worker)
+
     def _count_deaths(self, batch: Batch) -> None:
         """An item may end so many workers, and no more."""
         for request in batch.requests:
@@ -294,10 +377,32 @@ class SimulatedExecutor(ExecutorBase):
                 if before >= MOST_DEATHS:
                     self._broken(f"an item was with {before + 1} workers when they died")
 
+    @property
+    def driver(self) -> Any:
+        """The driver whose batches these are."""
+        return self._listener
+
+    def computes(self, index: int) -> bool:
+        """Return whether a worker computes."""
+        worker = self._workers.get(index)
+        return index in self.lingering or (worker is not None and bool(worker.queue or worker.warms))
+
+    def is_idle(self, index: int) -> bool:
+        """Return whether a worker is ready and has nothing to do."""
+        worker = self._workers.get(index)
+        return worker is not None and worker.state.state == "ready" and not worker.queue
+
     def _look_for_idle(self) -> None:
-        """Note since when each worker has nothing to do."""
-        for each in self._workers.values():
-            idle = each.state.state == "ready" and not each.queue
+        """Note since when each worker has nothing to do: also those of other models, at whose places this one computes."""
+        if self._device is None:
+            self.look_for_idle()
+        else:
+            self._device.look()
+
+    def look_for_idle(self) -> None:
+        """Note since when each worker has nothing to do, and its place on the device is free."""
+        for index, each in self._workers.items():
+            idle = self.is_idle(index) and not (self._device is not None and self._device.used(index))
             each.idle_since = min(each.idle_since, self._loop.now) if idle else math.inf
         self.idle_since = min((each.idle_since for each in self._workers.values()), default=math.inf)
 

@@ -23,6 +23,7 @@ from tests.simulated.catalog import Catalog
 from tests.simulated.changing import ChangeClient
 from tests.simulated.channels import FIRST, LATE
 from tests.simulated.clients import Client
+from tests.simulated.devices import Device
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer
 from tests.simulated.fuzzing import FuzzClient
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
@@ -32,6 +33,7 @@ from tests.simulated.models import Streams
 from tests.simulated.plans import MODELS, Fault, Plan
 from tests.simulated.probing import FOLLOWS, Prober, counted_requests, wrong_counts
 from tests.simulated.relaying import simulated_channels
+from tests.simulated.scaling import Scaling, settle
 from tests.simulated.streams import StreamClient
 from tests.simulated.texts import SimulatedTexts, TextClient, Vectors
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
@@ -122,6 +124,7 @@ class World:
         self.catalog: Catalog | None = None
         self._changed_at = 0.0  # when what readiness depends on changed last
         self.clients: list[Any] = []
+        self.device = None if plan.device is None else Device(self, plan.device)
 
     def broken(self, what: str) -> None:
         """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
@@ -231,6 +234,8 @@ class World:
                 self._check_nothing_left("the clients have gone", self.server.left())
             if self.catalog is not None:
                 await self.catalog.settle()
+            if plan.ranges:
+                await settle(self)
         await self._drain(manager or registry)
         await self._finished()
         self.prober.stop()
@@ -303,7 +308,11 @@ class World:
         number = f"{plan.seed} {name} {len(self._executors)}"
         arenas = None if plan.arenas is None else Arenas(plan.arenas, random.Random(f"{number} arenas"))
         largest, draw = plan.services[name]["max_batch_size"], random.Random(number)
-        executor = SimulatedExecutor(self, ALL_MODELS[name], plan.workers[name], draw, largest=largest, arenas=arenas)
+        device = self.device if plan.device is not None and name in plan.device.models else None
+        limits = plan.ranges.get(name)
+        scaling = None if limits is None else Scaling(self, limits, random.Random(f"{number} scaling"))
+        shared: dict[str, Any] = {"arenas": arenas, "device": device, "scaling": scaling}
+        executor = SimulatedExecutor(self, ALL_MODELS[name], plan.workers[name], draw, largest=largest, **shared)
         self._executors.append(executor)
         demand = None if self.catalog is None else self.catalog.residency
         options: dict[str, Any] = {
@@ -311,8 +320,13 @@ class World:
             "clock": self.loop.time,
             "on_demand": demand,
         }
+        if device is not None:
+            device.add(executor)
+            options["device"] = device.group
         service = CountedService(ALL_MODELS[name], name=name, executor=executor, **options, **plan.services[name])
         service.watch = self.watch
+        if scaling is not None:
+            scaling.attach(service.generation.scaler)
         return service
 
     def kind_of(self, *kinds: type[Service], **attributes: Any) -> type[CountedService]:
@@ -374,7 +388,10 @@ class World:
     async def kill(self, name: str) -> None:
         await self._loaded(name)
         executor: Any = self.services[name].executor
-        executor.kill(self._draw.choice(range(self.plan.workers[name].workers)))
+        workers = executor.states() if name in self.plan.ranges else range(self.plan.workers[name].workers)
+        if workers:
+            worker = self._draw.choice(workers)
+            executor.kill(getattr(worker, "index", worker))
 
     async def add(self, name: str) -> None:
         await self.services[name].add_worker()
