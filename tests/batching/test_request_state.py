@@ -24,6 +24,12 @@ def test_pieces_that_do_not_fit_together(other: object) -> None:
     assert "cannot be combined" in result.message
 
 
+def test_a_second_response_to_an_item_is_dropped() -> None:
+    gather = request_state.ListGather(2)
+    assert [gather.put(0, 1, "a"), gather.put(0, 1, "b"), gather.put(1, 2, "c")] == [False, False, True]
+    assert gather.result() == ["a", "c"]
+
+
 @subcases(
     ("request_", "expected"),
     [

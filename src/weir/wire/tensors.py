@@ -7,7 +7,7 @@ have the same head for the same names, datatypes and shapes, so each reader chec
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import GenericAlias
 from typing import Annotated, Any, TypeVar
@@ -109,23 +109,26 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
         raise complain(f"tensors: {kind_of(value)}, must be an object with {_names(declared)}")
     arrays: Arrays = {}
     for tensor, given in _matched(value, declared, complain):
-        array = _array(given, tensor, complain)
+        array = given
+        if type(given) is not numpy.ndarray or given.dtype != DTYPES[tensor.datatype] or given.dtype.hasobject:
+            array = _array(given, tensor, complain)
         _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
     return arrays
 
 
-def _matched(found: Mapping[str, T], declared: Sequence[Tensor], complain: Complain) -> Iterator[tuple[Tensor, T]]:
-    """Yield each of the `declared` tensors that was found, and what was. Raises for an unknown name, and for one that is missing."""
-    known = {tensor.name for tensor in declared}
-    if not known.issuperset(found):
+def _matched(found: Mapping[str, T], declared: Sequence[Tensor], complain: Complain) -> list[tuple[Tensor, T]]:
+    """Return each of the `declared` tensors that was found, and what was. Raises for an unknown name, and for one that is missing."""
+    pairs = [(tensor, found[tensor.name]) for tensor in declared if tensor.name in found]
+    if len(pairs) < len(found):
+        known = {tensor.name for tensor in declared}
         unknown = next(name for name in found if name not in known)
         raise complain(f"tensor {brief(unknown)}: not one of {_names(declared)}")
-    for tensor in declared:
-        if tensor.name in found:
-            yield tensor, found[tensor.name]
-        elif not tensor.optional:
-            raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
+    if len(pairs) < len(declared):
+        for tensor in declared:
+            if tensor.name not in found and not tensor.optional:
+                raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
+    return pairs
 
 
 def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
