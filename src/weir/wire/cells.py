@@ -435,17 +435,18 @@ def pack_cells(
     arena that `places` knows. For a value with a method `as_plain`, its result is sent.
     """
     types = set(map(type, values))
-    if types != _BYTES and any(hasattr(kind, "as_plain") for kind in types):
+    if not (is_builtin := types <= BUILTIN) and any(hasattr(kind, "as_plain") for kind in types):
         values = [value.as_plain() if hasattr(value, "as_plain") else value for value in values]
         types = set(map(type, values))
+        is_builtin = types <= BUILTIN
     if types == _BYTES:
         if places is None or max(map(len, values)) < LARGE_BYTES:
             return Cells(inline=values)
+    elif len(types) == 1 and (not is_builtin or dict in types) and (small := pack_small(values)) is not None:
+        return Cells(small=small)
     elif types == {dict} and places is not None and (alike := pack_alike(values, places)) is not None:
         return Cells(alike=alike)
-    elif len(types) == 1 and (small := pack_small(values)) is not None:
-        return Cells(small=small)
-    elif types <= BUILTIN or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
+    elif is_builtin or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
         together = _pack_together(values, places)
         if together is not None:
             return together
