@@ -329,7 +329,7 @@ async def test_deadlines_of_known_forms(monkeypatch: pytest.MonkeyPatch) -> None
         for timeout in (50.0, None, 20.0, None, 20.0, 50.0):
             assert (await rig.infer(make_request(1, 2), timeout=timeout)).outputs
     default = rig.service.facts.settings.timeout
-    assert [round(timeout, 3) for timeout in timeouts] == timeouts  # whole milliseconds, so that forms are alike
+    assert [round(timeout, 2) for timeout in timeouts] == timeouts  # whole hundredths, so that forms are alike
     assert [timeout == default for timeout in timeouts] == [False, True, False, True, False, False]
     assert all(15.0 < timeout < 21.0 for timeout in (timeouts[2], timeouts[4]))
     assert all(45.0 < timeout < 51.0 for timeout in (timeouts[0], timeouts[5]))

@@ -53,7 +53,7 @@ NEEDED = (
 
 Trailers = tuple[tuple[str, str], ...]
 
-_MANY, _LONGEST = 0.1, 1e8  # seconds: a call whose deadline is later than the latter has none
+_MANY, _LONGEST = 1.0, 1e8  # seconds: a call whose deadline is later than the latter has none
 _OK, _UNIMPLEMENTED = 0, 12
 
 # A response of more bytes than this is charged until it has been sent.
@@ -102,10 +102,10 @@ class IncomingCall:
         return self.forwarded or ("" if self._raw is None else self._raw.peer().decode("latin-1"))
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the deadline, whole milliseconds if they are many, so that calls of one timeout share a form; None if there is none."""
+        """Return the seconds until the deadline, whole hundredths if they are many, so that calls of one timeout share a form; None if there is none."""
         left = self.deadline - time.time()
         if left > _MANY:
-            return left // 0.001 / 1000.0 if left < _LONGEST else None
+            return left // 0.01 / 100.0 if left < _LONGEST else None
         return max(0.0, left)
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
