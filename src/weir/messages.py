@@ -331,6 +331,20 @@ class EventKind(IntEnum):
     END = 3
 
 
+class Block(Protocol):
+    """A place in shared memory that holds one large payload or result. It has one or more owners, and is freed when the last one releases it."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes. Writable while the payload is being received."""
+
+    def retain(self) -> None:
+        """Add an owner."""
+
+    def release(self) -> None:
+        """Remove an owner."""
+
+
 class Events:
     """A worker's report on a batch: one event for each entry in `indices`.
 

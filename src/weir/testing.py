@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from weir.errors import WeirError
-from weir.messages import JSON, MSGPACK, Batch, Events, Timing
-from weir.workers.executor import Block, Listener, free_index
+from weir.messages import JSON, MSGPACK, Batch, Block, Events, Timing
+from weir.workers.executor import Listener, free_index
 from weir.workers.local import LocalState
 
 Predict = Callable[[list[Any]], list[Any]]

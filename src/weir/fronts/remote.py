@@ -39,7 +39,7 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader
-from weir.messages import PACKED, Form, Request
+from weir.messages import PACKED, Block, Form, Request
 from weir.model import Model
 from weir.protocols.exchange import Inference
 from weir.serving import ServiceSettings
@@ -48,7 +48,7 @@ from weir.serving.handle import ModelFacts
 from weir.text_models.texts import Tokens
 from weir.wire.inference import ArenaArrays
 from weir.wire.tensors import Unpacker, head_of_views, pack
-from weir.workers.executor import Block, discard
+from weir.workers.executor import discard
 
 _PLACE_BYTES = 24  # of a place in a frame, about
 

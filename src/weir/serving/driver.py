@@ -17,12 +17,12 @@ from weir.batching.bulk import is_bulk
 from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.request_state import settle
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, ModelNotReady, Overloaded, WeirError, draining, stopped
-from weir.messages import Batch, Dispatch, Events, Request, Wakeup
+from weir.messages import Batch, Block, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.backpressure import BackpressureQueue, WaitingCall
 from weir.serving.delivery import Delivery, logger
 from weir.serving.hooks import HookedBatches, HookUser
-from weir.workers.executor import Block, Executor, Reserve, capabilities_of, discard, for_all_work
+from weir.workers.executor import Executor, Reserve, capabilities_of, discard, for_all_work
 from weir.workers.run.steps import copies
 from weir.workers.timer import TimeLimit, Timer
 from weir.workers.turns import DeviceGroup, DeviceTurns

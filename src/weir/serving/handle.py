@@ -7,14 +7,13 @@ from typing import Any, Protocol, TypedDict
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
-from weir.messages import Request, label_of, parts_of
+from weir.messages import Block, Request, label_of, parts_of
 from weir.model import Measure, Model, is_tensor_model, overrides
 from weir.policy.decision import Policy
 from weir.serving import ServiceSettings
 from weir.serving.calls import measure
 from weir.serving.delivery import Tracer
 from weir.telemetry.recorder import Recorder
-from weir.workers.executor import Block
 from weir.workers.settings import WorkerSettings
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from weir.batching.request_state import NEW, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, SettingsError, WeirError, for_caller
-from weir.messages import LONGEST_TIMEOUT, Express, Form, Kind, Observer, Request, label_of
+from weir.messages import LONGEST_TIMEOUT, Block, Express, Form, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
 from weir.serving import check_name, check_version, compose
@@ -38,7 +38,7 @@ from weir.serving.generation import Generation, LoadedModel, OnDemand, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
 from weir.serving.hooks import ServiceHooks
 from weir.telemetry.recorder import Recorder
-from weir.workers.executor import Block, Executor, MakeExecutor
+from weir.workers.executor import Executor, MakeExecutor
 from weir.workers.settings import Ray, WorkerSettings
 from weir.workers.turns import DeviceGroup
 

@@ -6,12 +6,13 @@ unsigned integers with the bits of the numbers. An array may be a read-only view
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy
 
 from weir.errors import InvalidRequest
+from weir.messages import Block
 from weir.model import Tensor
 from weir.wire.tensors import Arrays, check_bound, leaves_batch_out
 
@@ -102,20 +103,6 @@ def take_head(arrays: Arrays) -> tuple[Arrays, ResponseHead | None]:
     return {name: array for name, array in arrays.items() if name != HEAD}, head
 
 
-class Shared(Protocol):
-    """A block of shared memory with a reference count (workers.executor.Block)."""
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes of the block."""
-
-    def retain(self) -> None:
-        """Count one more reference."""
-
-    def release(self) -> None:
-        """Count one reference less. Without references the block is free."""
-
-
 class ArenaArrays(Arrays):
     """The payload of a TENSORS request. Some or all of its arrays are in `block`, which is in the request arena.
 
@@ -125,7 +112,7 @@ class ArenaArrays(Arrays):
 
     __slots__ = ("block",)
 
-    def __init__(self, arrays: Arrays, block: Shared) -> None:
+    def __init__(self, arrays: Arrays, block: Block) -> None:
         super().__init__(arrays)
         self.block = block
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.batching.workers import Reservation, SharedWorkers, U, WorkerUser
 from weir.errors import Conflict
-from weir.messages import Batch, Events
+from weir.messages import Batch, Block, Events
 from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.settings import EXECUTORS, WorkerSettings
@@ -95,20 +95,6 @@ def shortage(states: Sequence[WorkerState]) -> str:
 def for_all_work(states: Sequence[WorkerState]) -> list[WorkerState]:
     """Return the states of the workers without those for bulk work only."""
     return [each for each in states if not getattr(each, "bulk", False)]
-
-
-class Block(Protocol):
-    """A place in shared memory that holds one large payload or result. It has one or more owners, and is freed when the last one releases it."""
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes. Writable while the payload is being received."""
-
-    def retain(self) -> None:
-        """Add an owner."""
-
-    def release(self) -> None:
-        """Remove an owner."""
 
 
 def discard(value: Any) -> None:

@@ -13,11 +13,12 @@ from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError, drainin
 from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
+from weir.messages import Block
 from weir.protocols.account import Pace, head_bytes
 from weir.protocols.response import Headers, HttpResponse
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.status import HEAD_TOO_LARGE
-from weir.workers.executor import Block, discard
+from weir.workers.executor import discard
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import HotRequest, RouteHandler, RoutePlan

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weir.errors import WeirError
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.plan import END_OF_HEAD, HeadReader, HttpHead, RouteHandler, RoutePlan, Tally, make_plan
-from weir.messages import Observer
+from weir.messages import Block, Observer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
 from weir.protocols.native import FRONTEND
 from weir.protocols.offloading import HeadMemo
 from weir.wire.status import phrase
-from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
