@@ -107,6 +107,7 @@ class WeirError(Exception):
     index: int | None = None
     rule = ""
     reported = False  # whether the observers have been notified; see Service.notify
+    ran = False  # whether a worker has run the request
 
     def __init__(self, message: str = "", *, details: Any = None) -> None:
         super().__init__(message)

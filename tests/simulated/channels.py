@@ -184,7 +184,9 @@ class Line(Incoming):
         super().received(data)
 
     def closed(self) -> None:
+        site = self._client.site
         self.excused |= self.transport is not None and self.transport.was_cut
+        self.excused |= site.draining and site.stood_still(site.loop.now)  # it has waited as long as a drain may
         super().closed()
 
     def hang_up(self) -> None:

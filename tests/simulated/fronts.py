@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import close_received
 from tests.simulated.loop import SimulatedLoop
-from tests.simulated.processes import SimulatedProcess, socket_pair
+from tests.simulated.processes import CAPACITY, SimulatedProcess, socket_pair
 from tests.simulated.texts import left_in
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
@@ -33,6 +33,15 @@ _WAIT, _WAITS = 0.003, 300  # until a front has requests
 _DIES_YOUNG = 0.5  # the share of killed fronts whose replacement is killed, too
 _UNREPORTED = 0.03  # seconds until what a front counts has come to the dispatcher
 STOPS = (0.05, 0.5, 3.0, 30.0)  # seconds for which a front is stopped: after ten it is replaced
+STALLS = (
+    0.0,
+    0.002,
+    0.05,
+    0.5,
+    3.0,
+    12.0,
+)  # seconds for which the dispatcher does not read a link: after ten it replaces the front
+COMES_AGAIN = 4.0  # seconds after the end of a front in which the next one listens
 
 
 class _Published(Ordered):
@@ -168,6 +177,8 @@ class SimulatedFronts(Fronts):
         self.processes = processes
         self.gone_on, self.machines = processes.gone_on, processes.machines
         self.stops: list[SimulatedProcess] = []
+        self._slow_until: list[float] = []  # when the dispatcher reads links again
+        self._ended_at: dict[int, float] = {}
         self.accepted: list[SimulatedTransport] = []
 
     @property
@@ -179,6 +190,7 @@ class SimulatedFronts(Fronts):
         running = self._running.get(index)
         requests = [] if running is None else list(running.front.open.values())
         super()._ended(index, reason)
+        self._ended_at[index] = self._loop.now
         if reason.startswith("it sent"):
             self._broken(f"the dispatcher has ended front {index}: {reason}")
         if left := [request.number for request in requests if not request.settled]:
@@ -221,6 +233,35 @@ class SimulatedFronts(Fronts):
             self.gone_on.pop(process, None)
             self._loop.call_later(self._draw.choice(STOPS), self._go_on, process)
 
+    async def front_cut(self, _: str) -> None:
+        """Cut the link of one of the fronts, whose process ends then."""
+        if (machine := await self._drawn()) is not None:
+            link: Any = machine.ends.link
+            link.cut(self._draw)
+
+    async def front_slow(self, _: str) -> None:
+        """Let the dispatcher read slowly what one of the fronts sends."""
+        machine = await self._drawn()
+        link: Any = None if machine is None else machine.ends.link
+        if machine is not None and link.other is not None:
+            seconds, stopped = self._draw.choice(STALLS), self.processes.stopped
+            capacity = self._draw.choice((CAPACITY, 600))
+            link.other.read_slowly(seconds, capacity, *self._draw.choice(((0, 0), (300, 1), (300, 100))))
+            self._slow_until.append(self._loop.now + seconds)
+            if machine.process not in stopped:  # what it counts meanwhile is lost if it ends
+                stopped[machine.process] = self._loop.now
+                self._loop.call_later(seconds, self._went_on, machine.process)
+
+    def _went_on(self, process: SimulatedProcess) -> None:
+        if process.runs:
+            self.processes.stopped.pop(process, None)
+
+    @property
+    def missing(self) -> int:
+        """How many fronts have ended a while ago, and do not listen again."""
+        now = self._loop.now
+        return sum(not self._listens(index) and now > at + COMES_AGAIN for index, at in self._ended_at.items())
+
     @property
     def alive(self) -> int:
         """How many processes there are."""
@@ -237,8 +278,9 @@ class SimulatedFronts(Fronts):
         return not any(began - _UNREPORTED <= at <= end for began, end in self.processes.ends)
 
     def stood_still(self, since: float) -> bool:
-        """Return whether a front has been stopped, or has begun to work off what had come meanwhile, since this instant."""
-        return any(self.gone_on.get(process, self._loop.now) + 1.0 > since for process in self.stops)
+        """Return whether a front or its link has been stopped, or has begun to work off what had come meanwhile, since this instant."""
+        ended = (*(self.gone_on.get(process, self._loop.now) for process in self.stops), *self._slow_until)
+        return any(at + 1.0 > since for at in ended)
 
     def accept(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """Connect a client to one of the fronts that listen; return None if there is none."""
@@ -307,7 +349,8 @@ class SimulatedFrontsServer(FrontsServer):
         for index, machine in self.listening.machines.items():
             if machine.process.runs and machine.front._models.known.is_set():
                 left |= {f"front {index}: {what}": count for what, count in left_in_front(machine.front).items()}
-        return left | {f"front {view.number}: requests at the dispatcher": view.requests for view in self.fronts}
+        left |= {f"front {view.number}: requests at the dispatcher": view.requests for view in self.fronts}
+        return left | ({"fronts that do not come again": self.listening.missing} if self.listening.open else {})
 
 
 def encoders_of(front: Front) -> list[Encoder]:

@@ -8,10 +8,12 @@ from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from heapq import heappop, heappush
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from tests.simulated.processes import SimulatedProcess, SimulatedSocket
+    from tests.simulated.transport import Peer, SimulatedTransport
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -63,6 +65,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.outside = copy_context()  # of no process
         self._tasks: set[asyncio.Task[Any]] = set()  # of processes: nothing else holds those of one that is killed
         self._sockets: list[SimulatedSocket] = []
+        self._listening: dict[int, Callable[[], Any]] = {}
         self.work_takes: Callable[[], float] | None = None  # seconds, of what other threads do
 
     def time(self) -> float:
@@ -140,6 +143,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def remove_writer(self, fd: Any) -> bool:
         self._sockets[fd].watch("w", None)
         return True
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Listen at a port of its own, whatever the host is: see `dial`."""
+        listener = SimpleNamespace(getsockname=lambda: (host, port))
+        self._listening[port] = protocol_factory
+        return SimpleNamespace(sockets=[listener], close=lambda: self._listening.pop(port, None))
+
+    def dial(self, port: int, peer: "Peer", window: int | None) -> "SimulatedTransport | None":
+        """Connect a client to a port; return None if nobody listens there."""
+        from tests.simulated.transport import SimulatedTransport
+
+        connect = self._listening.get(port)
+        return None if connect is None else SimulatedTransport(self, peer, connect, window=window)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
         """Do the work in this thread: at once, unless `work_takes` says how long that takes. What nobody awaits any more is done, too."""

@@ -26,8 +26,10 @@ _SEEN = re.compile(r"^seed (\d+): (.*)", re.MULTILINE)
 
 CONNECTION = "weir.frontends.http.fast.connection:"
 HANDOVER = "weir.frontends.http.fast.handover:UvicornConnection."
+CHANNEL = "weir.workers.process.channel:Channel."
 DRIVER = "weir.serving.driver:Driver."
 FRONT = "weir.fronts.dispatcher:ConnectedFront."
+PUBLISHER = "weir.text_server.bert_as_service.zeromq:Publisher."
 MANAGER = "weir.catalog.manager:Manager."
 RESIDENTS = "weir.policy.residency:Residents."
 TURNS = "weir.workers.turns:DeviceTurns."
@@ -201,6 +203,24 @@ KINDS = {
         "counts-of-a-front-lost": Fault("weir.text_server.fronts:Counting.report", value=_reset_first),
         "place-of-a-request-never-free": Fault("weir.fronts.places:_InPlace.release", skips("self._place.release")),
         "place-freed-while-it-is-read": Fault("weir.fronts.places:_InPlace.__init__", skips("retain")),
+    },
+    "a cut or slow link of a front": {
+        "reset-of-a-link-not-expected": Fault(CHANNEL + "_receive", mistakes("OSError", "PermissionError")),
+        "cut-front-never-replaced": Fault("weir.fronts.server:Fronts._ended", takes("had_started", "False")),
+        "cut-front-lives-on": Fault("weir.fronts.server:Fronts._ended", skips("self._processes.kill")),
+        "message-sent-in-part-begun-again": Fault(CHANNEL + "send", mistakes("memoryview(frame)[sent:]", "memoryview(frame)")),
+        "half-message-read-again": Fault("weir.wire.frames:FrameReader.feed", takes("data is self._held", "False")),
+        "silent-front-never-replaced": Fault("weir.fronts.server:Fronts.sweep", skips("self._ended")),
+    },
+    "ZeroMQ": {
+        "response-for-one-who-comes-later-lost": Fault(PUBLISHER + "publish", skips("self._keep")),
+        "kept-response-sent-again": Fault(PUBLISHER + "_take", mistakes("self._kept.pop(topic, [])", "self._kept.get(topic, [])")),
+        "room-of-a-response-never-free": Fault(PUBLISHER + "made", skips("self._reserve")),
+        "unread-of-a-lost-peer-charged": Fault(PUBLISHER + "forget", skips("self.account.give")),
+        "half-message-of-a-lost-peer-charged": Fault("weir.text_server.bert_as_service.port:Peer.connection_lost", skips("self._port.account.give")),
+        "never-read-again-after-a-pause": Fault("weir.text_server.bert_as_service.zeromq:ZeroMqFrontend._changed", skips("self._in.resume")),
+        "error-of-the-model-tried-for-ever": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler._wait_after", takes("error.ran", "False")),
+        "abandoned-never-cancelled": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler.cancel", skips("self._cancels.soon")),
     },
     "a load, an unload or an eviction that goes wrong": {
         "unload-does-not-wait": Fault(MANAGER + "_unload_model", mistakes("self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)")),

@@ -13,8 +13,9 @@ from tests.simulated.devices import DevicePlan, draw_device
 from tests.simulated.models import Items, Tensors
 from tests.simulated.probing import INTERVALS
 from tests.simulated.scaling import RangePlan, draw_ranges
-from tests.simulated.themes import CHANNELS, Theme, draw_theme
+from tests.simulated.themes import CHANNELS, OF_LINKS, Theme, draw_theme, some
 from tests.simulated.workers import WorkerPlan
+from tests.simulated.zeromq import draw_settings
 
 from weir.model import Model
 
@@ -58,6 +59,7 @@ class Plan:
     arenas: ArenaPlan | None = None  # of each model
     device: DevicePlan | None = None  # on which models take turns
     ranges: dict[str, RangePlan] = field(default_factory=dict)  # of the models whose number of workers follows the load
+    zeromq: dict[str, Any] = field(default_factory=dict)  # its settings; none: it is not served
     kept_faults: list[int] = field(default_factory=list)
 
 
@@ -173,12 +175,20 @@ def _widen(plan: Plan, length: float) -> None:
     if draw.random() < (0.4 if passed_on else 0.25):
         plan.fronts = draw.choice((1, 2, 3))
         _add_faults(plan, draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
+        if (links := draws("links")).random() < 0.5:
+            _add_faults(plan, links, some(links, OF_LINKS), [""], (1, 4), length)
         if "texts" in clients and draw.random() < 0.25:  # a front may have many more texts than connections
             plan.http["max_connections"] = 6
         if (
             "texts" in clients and not plan.quiet and draw.random() < 0.5
         ):  # what a front has of them must have its end, too
             plan.drains_at = draw.uniform(0.1, min(length, 3.0))
+    draw = draws("zeromq")
+    if "texts" in clients and not plan.quiet and draw.random() < 0.5:
+        plan.zeromq = draw_settings(draw)
+        workers = plan.workers["texts"]  # for whom requests wait that have no deadline
+        plan.workers["texts"] = replace(workers, failing_starts=min(0.5, workers.failing_starts))
+        plan.clients += [len(CHANNELS) * FIRST + index for index in range(clients["texts"])]
     plan.arenas = draw_arenas(plan)
     plan.device = draw_device(plan)
     if plan.device is not None:

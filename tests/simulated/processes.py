@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import socket
 from array import array
 from collections import deque
@@ -88,6 +89,11 @@ class SimulatedSocket:
         self._incoming = bytearray()
         self._coming = 0  # bytes that are under way to here
         self._ends = False  # all that the other end has sent has arrived, and it is closed
+        self._arrives: int | None = None  # bytes of those under way that arrive before the connection breaks; None: all
+        self._breaks = False  # whether its end is an error
+        self._stalled = False  # nothing is read
+        self._capacity = CAPACITY
+        self._small: tuple[int, int] = 0, 0  # so many reads get at most so many bytes
         self._last = 0.0  # when the last bytes arrive
         self._open = True
         self.readers: dict[str, asyncio.Handle] = {}  # "r" and "w": what the loop calls when it can be read or written
@@ -107,7 +113,7 @@ class SimulatedSocket:
         other = self.other
         if other is None or not self._open:
             raise BrokenPipeError
-        size = min(len(data), CAPACITY - len(other._incoming) - other._coming)
+        size = min(len(data), other._capacity - len(other._incoming) - other._coming)
         if size <= 0:
             raise BlockingIOError
         other._coming += size
@@ -121,11 +127,14 @@ class SimulatedSocket:
 
     def _arrive(self, data: bytes) -> None:
         self._coming -= len(data)
+        if self._arrives is not None:
+            data = data[: self._arrives]
+            self._arrives -= len(data)
         self._incoming += data
         self._look("r")
 
     def _end(self) -> None:
-        self._ends = True
+        self._ends, self._stalled = True, False
         self._look("r")
 
     def recv_into(self, buffer: memoryview) -> int:
@@ -133,6 +142,11 @@ class SimulatedSocket:
         size = min(len(buffer), len(self._incoming))
         if not size and not self._ends:
             raise BlockingIOError
+        if not size and self._breaks:
+            raise ConnectionResetError
+        reads, most = self._small
+        if reads:
+            size, self._small = min(size, most), (reads - 1, most)
         buffer[:size] = self._incoming[:size]
         del self._incoming[:size]
         if size and self.other is not None:
@@ -151,8 +165,10 @@ class SimulatedSocket:
 
     def recvmsg(self, *_: Any) -> Any:
         """See socket. No connections are passed on here."""
-        if not self._messages:
+        if not self._messages and not self._ends:
             raise BlockingIOError
+        if not self._messages:
+            return b"", [], 0, None
         data, descriptors = self._messages.popleft()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors).tobytes())] if descriptors else []
         return data, rights, 0, None
@@ -168,6 +184,28 @@ class SimulatedSocket:
             if other is not None:
                 other.other = None
                 self._at_other(other._end)
+
+    def cut(self, draw: random.Random) -> None:
+        """Break the connection at both ends, in the middle of what is on its way to them."""
+        other, self.other = self.other, None
+        if other is None:
+            return
+        other.other = None
+        for end, sender in ((self, other), (other, self)):
+            arrives = draw.randint(0, len(end._incoming) + end._coming)
+            end._arrives = max(0, arrives - len(end._incoming))
+            del end._incoming[arrives:]
+            end._breaks = draw.random() < 0.5
+            sender._at_other(end._end)
+
+    def read_slowly(self, seconds: float, capacity: int, reads: int, most: int) -> None:
+        """Read nothing for so many seconds, and then so many times at most so many bytes. From now on the socket holds `capacity` bytes."""
+        self._stalled, self._capacity, self._small = True, capacity, (reads, most)
+        self._loop.call_later(seconds, self._read_on, context=self._loop.outside.copy())
+
+    def _read_on(self) -> None:
+        self._stalled = False
+        self._look("r")
 
     def watch(self, kind: str, handle: asyncio.Handle | None) -> None:
         """Have the loop call `handle` when the socket can be read ("r") or written ("w"); None: no longer."""
@@ -188,9 +226,9 @@ class SimulatedSocket:
         if not self._open:
             return False
         if kind == "r":
-            return bool(self._incoming) or self._ends
+            return not self._stalled and (bool(self._incoming) or self._ends)
         other = self.other
-        return other is None or len(other._incoming) + other._coming < CAPACITY
+        return other is None or len(other._incoming) + other._coming < other._capacity
 
     def _call(self, kind: str) -> None:
         self._called.discard(kind)

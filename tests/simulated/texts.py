@@ -16,8 +16,12 @@ from weir.errors import Draining, InvalidRequest, WeirError
 from weir.frontends.http.application import AddedEndpoints
 from weir.messages import JSON
 from weir.model import Measure, Model
+from weir.protocols.access import Control
+from weir.protocols.account import Account
 from weir.text_models.model import TextEncoder
 from weir.text_models.texts import Tokenized, Tokens
+from weir.text_server.bert_as_service.http import Status
+from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.fronts import TextsInFronts, add_counted
@@ -25,6 +29,7 @@ from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.requests import SMALL_REQUEST, EncodeRequest
+from weir.text_server.server_settings import ZeroMqSettings
 from weir.text_server.tokenizing import TokenizerThreads
 
 if TYPE_CHECKING:
@@ -139,8 +144,9 @@ class SimulatedTexts:
         self.encoder = self._model.encoder(service, None, 1)
         self._clients = TextClients()
         self.counts = TextCounts(self._clients)
-        context = EmbeddingContext({NAME: self.encoder}, settings, MOST_TEXTS, self.counts, self._clients)
-        self._apis = text_apis(context)
+        self._context = EmbeddingContext({NAME: self.encoder}, settings, MOST_TEXTS, self.counts, self._clients)
+        self._apis = text_apis(self._context)
+        self._zeromq: list[ZeroMqFrontend] = []
 
     def in_fronts(self) -> TextsInFronts:
         """Return its part in a front."""
@@ -148,6 +154,16 @@ class SimulatedTexts:
         models: Any = [self._model]
         made._models = models
         return made
+
+    def zeromq(
+        self, settings: dict[str, Any], control: Control, account: Account, clock: Callable[[], float]
+    ) -> list[ZeroMqFrontend]:
+        """Return its frontend for ZeroMQ, if there are settings of one."""
+        status = Status({NAME: self.encoder}, self._clients)
+        parts: dict[str, Any] = {"control": control, "status": status, "account": account, "terminate": lambda: None}
+        if settings:
+            self._zeromq.append(ZeroMqFrontend(self._context, ZeroMqSettings(**settings), clock=clock, **parts))
+        return self._zeromq
 
     # It is the DispatcherProduct of several fronts.
 
@@ -176,7 +192,15 @@ class SimulatedTexts:
 
     def left(self) -> dict[str, int]:
         """Return what is left of requests for vectors."""
-        return left_in(self.encoder)
+        left = left_in(self.encoder)
+        for each in self._zeromq:
+            handler, publisher = each._handler, each._publisher
+            left |= {
+                "peers": len(each._in.peers) + len(each._out.peers), "bytes of messages": each._in.held + each._out.held,
+                "requests over ZeroMQ": handler.in_flight + len(handler._calls), "responses that are kept": publisher._kept_bytes,
+                "responses without room": len(publisher._waiting) + len(+publisher._reserved), "subscriptions": len(publisher._peers),
+            }  # fmt: skip
+        return left
 
 
 def left_in(encoder: Encoder) -> dict[str, int]:
@@ -247,7 +271,7 @@ _MOST_WORDS = 10_000
 _WORDS = [7919 * word % _MOST_WORDS for word in range(_MOST_WORDS + 100)]  # each of them, in no order
 
 
-def _draw_text(draw: random.Random, n: int, faults: float, *, small: bool) -> list[int]:
+def draw_text(draw: random.Random, n: int, faults: float, *, small: bool) -> list[int]:
     """Return the tokens of a text with the number `n`."""
     do = draw.choice((*RAISED, "crash", "hang")) if draw.random() < faults else "ok"
     fillers = 0 if small else draw.choice((0, 1, 5, 30, 100))
@@ -257,7 +281,7 @@ def _draw_text(draw: random.Random, n: int, faults: float, *, small: bool) -> li
 def draw_texts(draw: random.Random, n: int, *, faults: float, timeout: float, small: bool) -> Ask:
     """Return a request for the vectors of texts. The first of them has the number `n`."""
     count = 1 if small or draw.random() < 0.5 else draw.choice((2, 3, 10, 33, MOST_TEXTS))
-    texts = [_draw_text(draw, n + place, faults / count, small=small) for place in range(count)]
+    texts = [draw_text(draw, n + place, faults / count, small=small) for place in range(count)]
     if count > 1 and draw.random() < 0.2:  # equal texts are computed once
         texts[-1] = texts[0]
     errors = {wanted_of(CODES[text[1]]) for text in texts if text[1]}

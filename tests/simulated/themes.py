@@ -19,6 +19,7 @@ STYLES = (*(style for style, times in _OFTEN.items() for _ in range(times)), "st
 KINDS = ("kill", "reload", "add", "remove", "callers_leave")
 OF_STREAMS = (*("read",) * 4, "leave", "leave soon", "half-close", *("slow",) * 2)
 OF_FRONTS = ("front_kill", "front_stop")
+OF_LINKS = ("front_cut", "front_slow")
 PLAIN = "plain"
 EVERYTHING = 0.15  # the share of seeds whose theme leaves nothing out
 WORK = (40, 120, 120, 400)  # turns of all clients together: a world is short, so that there are many

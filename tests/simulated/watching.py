@@ -92,7 +92,7 @@ class Watch(SilentObserver):
         for request in requests:
             if self.open.pop(id(request), None) is None:
                 self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
-            if now > request.deadline + LATE:
+            if now > request.deadline + LATE and not self._world.stood_still(request.arrival):
                 self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
             if error is None and now > request.deadline + ROUNDING:
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
@@ -112,8 +112,8 @@ class Watch(SilentObserver):
                     executor.scaling.check_expired(request.arrival, plan.workers[name].start)
         if name not in MODELS or plan.services[name]["policy"] != "greedy":
             return
-        idle = self._world.idle_since(name)
-        for request in requests:
+        idle, since = self._world.idle_since(name), min(request.arrival for request in requests)
+        for request in () if self._world.stood_still(since) else requests:
             if not request.taken and idle < request.arrival and request.form.timeout > plan.workers[name].longest:
                 self._world.broken(f"a request expired before an idle worker, after {request.form.timeout:g} s")
 
@@ -124,7 +124,8 @@ class Watch(SilentObserver):
             if request.deadline < dispatch.at - ROUNDING:
                 self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
             since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
-            if dispatch.at > since + LATE and request.arrival < since + 1.0:  # a damaged request may have any number
+            late = dispatch.at > since + LATE and request.arrival < since + 1.0  # a damaged one may have any number
+            if late and not self._world.stood_still(since):
                 self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:

@@ -39,6 +39,7 @@ from tests.simulated.texts import SimulatedTexts, TextClient, Vectors
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.watching import ROUNDING, CountedService, Watch
 from tests.simulated.workers import SimulatedExecutor
+from tests.simulated.zeromq import ZeroMqClient
 
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
@@ -67,7 +68,8 @@ _MEETS_WITHIN = 5.0  # seconds
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 ALL_MODELS: dict[str, type[Model]] = MODELS | {"streams": Streams, "texts": Vectors}
-_CLIENTS = (Client, StreamClient, MessageClient, FuzzClient, CallClient, TextClient, ChangeClient)  # by their numbers
+# By their numbers.
+_CLIENTS = (Client, StreamClient, MessageClient, FuzzClient, CallClient, TextClient, ChangeClient, ZeroMqClient)
 
 
 class OrderedAccount(Account):
@@ -122,6 +124,7 @@ class World:
         self._drain_began = math.inf
         self._vectors: list[float] = []  # when clients got responses with vectors
         self.catalog: Catalog | None = None
+        self.server: Any = None
         self._changed_at = 0.0  # when what readiness depends on changed last
         self.clients: list[Any] = []
         self.device = None if plan.device is None else Device(self, plan.device)
@@ -158,7 +161,8 @@ class World:
 
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """Connect a client to the server; return None if it does not listen."""
-        return self.server.accept(self.loop, peer, window)
+        transport: SimulatedTransport | None = self.server.accept(self.loop, peer, window)
+        return transport
 
     def listening(self, peer: str) -> Any:
         """Return the core of a gRPC server that listens, to which this client is connected or connects; None if there is none."""
@@ -178,12 +182,12 @@ class World:
 
     def stood_still(self, since: float) -> bool:
         """Whether a process of the server was stopped since then, which then answers nobody."""
-        return bool(self.plan.fronts) and self.fronts.stood_still(since)
+        return isinstance(self.server, SimulatedFrontsServer) and self.fronts.stood_still(since)
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """A response has come. `on_time`: its time is bounded."""
         if status == 200 and ask.judged_by is not None:
-            self._vectors.append(self.loop.now)
+            self.vectors_came()
         self.responses[str(status)] += 1
         if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
@@ -196,6 +200,10 @@ class World:
             fault = f"it ended {late:.3f} s after its deadline"
         if fault:
             self.broken(f"n={ask.n}: {fault}")
+
+    def vectors_came(self) -> None:
+        """A client has got a response with vectors."""
+        self._vectors.append(self.loop.now)
 
     def excused(self, ask: Ask) -> frozenset[str]:
         """Return the errors that a request may have for what it and the server are, and for what has befallen that."""
@@ -214,7 +222,7 @@ class World:
         registry = self.registry = Registry(list(self.services.values()))
         manager = None if self.catalog is None else self.catalog.open(registry)
         self.server = self._server(registry, HttpSettings(port=0, **plan.http), manager)
-        self.frontends: list[Any] = [self.server, *self._grpc]
+        self.frontends: list[Any] = [self.server, *self._others]
         registry.changed.append(self.server.routes_changed)
         await (registry.start() if self.catalog is None else self.catalog.start())
         for frontend in self.frontends:
@@ -255,15 +263,18 @@ class World:
         control = Control(ControlSettings(allow_control=True))
         context = KserveContext(registry, settings, control, account=account, manager=manager)
         self.websockets = WebSockets(registry, settings, account)
-        self._grpc: list[Any] = []
+        self._others: list[Any] = []
+        grpc_server: Any = None
         if plan.stream_requests:
             grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=plan.stream_requests)
             kind = GrpcServer if figures is None else DispatcherGrpc
-            self._grpc.append(kind(context, grpc, settings, SimulatedCore))
+            grpc_server = kind(context, grpc, settings, SimulatedCore)
+            self._others.append(grpc_server)
         self.texts: SimulatedTexts | None = None
         if (texts := self.services.get("texts")) is not None:
             words = plan.knows_words
             self.texts = SimulatedTexts(texts, settings, knows_words=words, cut_off=self._texts_cut_off)
+            self._others += self.texts.zeromq(plan.zeromq, control, account, self.loop.time)
         render = partial(counted_requests, make_exposition(self.metrics, registry))
         added = self.texts.added if self.texts else NO_ENDPOINTS
         app = make_app(context, metrics=render, websockets=self.websockets, added=added)
@@ -276,7 +287,7 @@ class World:
             return SimulatedServer(context, app, **options)
         product = None if self.texts is None else self.texts.in_fronts()
         config = FrontConfig(settings, context.access, False, 0, plan.fronts, product=product)
-        parts = FrontsPlan(config, figures, self._grpc[0] if self._grpc else None, self.texts)
+        parts = FrontsPlan(config, figures, grpc_server, self.texts)
         server = SimulatedFrontsServer(context, app, parts, [self.watch, self.metrics], **options)
         server.world, server.draw = self, random.Random(f"{plan.seed} machines")
         return server

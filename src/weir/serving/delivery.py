@@ -81,6 +81,7 @@ class Delivery:
         responded = []
         for request, output in ends:
             if isinstance(output, WeirError):
+                output.ran = True
                 self.give_error(request, output, now)
                 continue
             responded.append(request)

@@ -88,6 +88,7 @@ class Port:
         on_event: called with each peer and event. A WeirError that it raises ends the connection.
         on_lost: called with each peer whose connection has ended.
         on_caught_up: called with each peer that has read all that was sent to it after it was slow.
+        clock: returns seconds.
     """
 
     socket_type: str
@@ -99,9 +100,10 @@ class Port:
     on_caught_up: "Callable[[Peer], None]" = lambda peer: None
     held: int = 0
     paused: bool = False
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, None] = {}
         self._held_back: deque[Peer] = deque()  # peers that are not read until the messages of others are complete
         self._server: asyncio.Server | None = None
         self._emptied = asyncio.Event()
@@ -135,7 +137,7 @@ class Port:
 
     def _resume(self, peer: "Peer") -> None:
         if peer.message_since is not None:
-            peer.message_since = time.monotonic()
+            peer.message_since = self.clock()
         if not (self.paused or peer.has_pending_events or peer.transport.is_closing()):
             peer.transport.resume_reading()
 
@@ -192,7 +194,7 @@ class Port:
 
     def remove(self, peer: "Peer") -> None:
         """Forget a peer whose connection has ended."""
-        self.peers.discard(peer)
+        del self.peers[peer]
         if peer.is_held_back:
             self._held_back.remove(peer)
         self.release_held_back()
@@ -236,9 +238,9 @@ class Peer(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self.address = str(name[0]) if name else ""
         port = self._port
-        port.peers.add(self)
+        port.peers[self] = None
         if len(port.peers) > port.limits.connections or port.account.exceeded:
-            port.peers.discard(self)
+            del port.peers[self]
             port.drops("connection", f"{port.limits.connections} are open (max_connections)", self.address)
             self.transport.abort()
             return
@@ -313,7 +315,7 @@ class Peer(asyncio.Protocol):
         if not self._parser.unfinished:
             self.message_since = None
         elif self.message_since is None:
-            self.message_since = time.monotonic()
+            self.message_since = self._port.clock()
         if self.held > before:
             self._port.hold_back(self)
         elif self.held < before:
@@ -336,7 +338,7 @@ class Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Note that the peer reads more slowly than it is written to."""
-        self.slow_since = time.monotonic()
+        self.slow_since = self._port.clock()
         self._read_before = self._sent - self.unread
 
     def resume_writing(self) -> None:

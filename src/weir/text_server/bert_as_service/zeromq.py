@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from structlog.stdlib import BoundLogger
@@ -73,9 +73,9 @@ class Publisher:
         self._max_unread = max_unread
         self._grace = grace
         self.drops = drops
-        self._peers: dict[bytes, set[Peer]] = {}  # subscribers by the exact bytes of their subscription
+        self._peers: dict[bytes, dict[Peer, None]] = {}  # subscribers by the exact bytes of their subscription
         self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
-        self._unread_peers: set[Peer] = set()  # peers that may have unread responses
+        self._unread_peers: dict[Peer, None] = {}  # peers that may have unread responses
         self._kept: dict[bytes, list[KeptMessage]] = defaultdict(list)
         self._kept_sizes: Counter[bytes] = Counter()  # bytes by topic
         self._kept_bytes = 0
@@ -95,14 +95,14 @@ class Publisher:
                 raise TooLarge(f"subscriptions: more than {MAX_TOPICS}")
             peer.topics.add(event.topic)
             if event.topic not in self._peers:
-                self._peers[event.topic] = set()
+                self._peers[event.topic] = {}
                 self._lengths[len(event.topic)] += 1
-            self._peers[event.topic].add(peer)
+            self._peers[event.topic][peer] = None
             self._send_kept(event.topic)  # responses of longer topics are sent by the next sweep
 
     def forget(self, peer: Peer) -> None:
         """Forget `peer`, whose connection has ended."""
-        self._unread_peers.discard(peer)
+        self._unread_peers.pop(peer, None)
         self.account.give(peer.charged)
         peer.charged = 0
         for topic in list(peer.topics):
@@ -112,7 +112,7 @@ class Publisher:
         if topic not in peer.topics:
             return
         peer.topics.discard(topic)
-        self._peers[topic].discard(peer)
+        self._peers[topic].pop(peer, None)
         if not self._peers[topic]:
             del self._peers[topic]
             self._lengths[len(topic)] -= 1
@@ -123,11 +123,11 @@ class Publisher:
         """Return whether a peer has subscribed to `topic` or to a beginning of it."""
         return bool(self._subscribers(topic))
 
-    def _subscribers(self, topic: bytes) -> set[Peer]:
-        found: set[Peer] = set()
+    def _subscribers(self, topic: bytes) -> dict[Peer, None]:
+        found: dict[Peer, None] = {}
         for length in self._lengths:
             if length <= len(topic):
-                found |= self._peers.get(topic[:length], set())
+                found |= self._peers.get(topic[:length], {})
         return found
 
     # Room for responses.
@@ -202,7 +202,7 @@ class Publisher:
             return
         peer.write(pack(frames))
         if peer.unread:
-            self._unread_peers.add(peer)
+            self._unread_peers[peer] = None
             self._charge(peer)
 
     def _exceeds_share(self, unread: int) -> bool:
@@ -232,7 +232,7 @@ class Publisher:
             for peer in self._peers[topic] if kept.delivered else self._subscribers(topic):
                 self._write(peer, kept.frames)
 
-    def _send_undelivered(self, topic: bytes, subscribers: set[Peer]) -> None:
+    def _send_undelivered(self, topic: bytes, subscribers: Iterable[Peer]) -> None:
         """Send the responses kept for `topic` once to peers that have subscribed to a beginning of it. They stay kept for their client."""
         for kept in self._kept.get(topic, ()):
             if not kept.delivered:
@@ -256,7 +256,7 @@ class Publisher:
         """Charge the account for what all peers leave unread now."""
         for peer in self._unread_peers:
             self._charge(peer)
-        self._unread_peers = {peer for peer in self._unread_peers if peer.charged}
+        self._unread_peers = {peer: None for peer in self._unread_peers if peer.charged}
 
     @property
     def waiting(self) -> bool:
@@ -271,7 +271,7 @@ class Publisher:
         `topics` are the topics of requests under way, `now` is in seconds of time.monotonic. There may be tens of thousands of topics, so the
         caller is to let other work run between two lists.
         """
-        swept = {*topics, *self._kept, *self._waiting}
+        swept = dict.fromkeys(chain(topics, self._kept, self._waiting))
         left = iter(swept)
         while some := list(islice(left, _SWEPT_AT_ONCE)):
             yield self._sweep_some(some, now)
@@ -379,7 +379,7 @@ class RequestHandler:
     def __post_init__(self) -> None:
         self._drops, self._account = self.publisher.drops, self.publisher.account
         self.encoder = self.context.encoder()  # requests do not name a model, so the first one responds
-        self._calls: dict[bytes, set[ZeroMqCall]] = {}  # by topic
+        self._calls: dict[bytes, dict[ZeroMqCall, None]] = {}  # by topic
         self._cancels, self._retries = Paced(), Paced()
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
@@ -411,18 +411,18 @@ class RequestHandler:
         size = len(request.payload) + REQUEST_BYTES
         self.in_flight += size
         self._account.add(size)
-        self._calls.setdefault(request.identity, set()).add(call)
+        self._calls.setdefault(request.identity, {})[call] = None
         call.run(self._respond(call, request), call.ended)
 
     def ended(self, call: "ZeroMqCall") -> None:
         """Forget `call`, which has ended. Idempotent."""
-        calls = self._calls.get(call.request.identity, set())
+        calls = self._calls.get(call.request.identity, {})
         if call not in calls:
             return
         size = call.received_bytes + REQUEST_BYTES
         self.in_flight -= size
         self._account.give(size)
-        calls.discard(call)
+        del calls[call]
         if not calls:
             del self._calls[call.request.identity]
         self.changed()
@@ -483,8 +483,8 @@ class RequestHandler:
         return await self.encoder.encode(texts, exchange.query(options, exchange.timeout))
 
     def _wait_after(self, error: CapacityError) -> float:
-        """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""
-        if isinstance(error, Draining) or self.draining:
+        """Return after how many seconds a request that was refused may be tried again. Raises `error` if the server ends, or the model has raised it."""
+        if isinstance(error, Draining) or self.draining or error.ran:
             raise error
         return max(_FIRST_WAIT, error.retry_after or 0.0)
 
@@ -606,6 +606,7 @@ class ZeroMqFrontend:
         status: answers the commands SHOW_CONFIG and SHOW_STATUS.
         terminate: called to end the server.
         account: charged for the memory that clients take; other frontends may share it. It also has the limit of connections.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -617,11 +618,13 @@ class ZeroMqFrontend:
         status: Status,
         terminate: Callable[[], None],
         account: Account,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._clock = clock
         http = context.http
         self._host = http.host
-        self.drops = Drops(_logger(), context.counts.dropped)
+        self.drops = Drops(_logger(), context.counts.dropped, clock)
         self.clients = context.clients
         self._account = account
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
@@ -629,10 +632,10 @@ class ZeroMqFrontend:
         largest, most, held = settings.zmq_max_message_size, http.max_connections, settings.zmq_max_in_flight
         sizes = min(largest, account.max_bytes), MAX_FRAMES, most, held
         limits = Limits(*sizes, http.header_timeout, http.body_timeout)
-        self._in = Port("PULL", limits, self.drops, account, self._received)
+        self._in = Port("PULL", limits, self.drops, account, self._received, clock=clock)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
         of_peers = self._publisher.forget, self._publisher.on_caught_up
-        self._out = Port("PUB", out, self.drops, account, self._subscribed, *of_peers)
+        self._out = Port("PUB", out, self.drops, account, self._subscribed, *of_peers, clock=clock)
         self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 
@@ -688,7 +691,7 @@ class ZeroMqFrontend:
             self._in.resume()
 
     def _sweep(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for port in (self._in, self._out):
             port.sweep(now)
         self._changed()
