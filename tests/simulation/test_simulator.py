@@ -167,7 +167,9 @@ def test_a_deadline_is_kept_or_counted() -> None:
     kept = simulate(ONE, ["greedy"], "poisson:1.2", requests=10_000, deadline=0.02).outcomes["greedy"]
     assert kept.stable
     assert 0.1 < kept.late_share.value + kept.refused_share < 0.35
-    counted = simulate(ONE_RANDOM, ["greedy"], "poisson:0.5", requests=20_000, late_after=0.01).outcomes["greedy"]
+    counted = simulate(ONE_RANDOM, ["greedy"], "poisson:0.5", requests=20_000, latency_objective="p90=10ms").outcomes[
+        "greedy"
+    ]
     assert exp(-10.0 / 4.0) in counted.late_share
     assert counted.refused_share == 0.0
 
@@ -215,7 +217,7 @@ def test_progress_is_reported_to_the_end() -> None:
         ({"requests": 1}, "requests=1: must be 2 or more"),
         ({"requests": 50.5}, "requests=50.5: must be 2 or more, a whole number"),
         ({"deadline": -1.0}, "deadline=-1.0: must be a number of seconds, greater than 0"),
-        ({"late_after": float("nan")}, "late_after=nan: must be a number of seconds, greater than 0"),
+        ({"deadline": float("nan")}, "deadline=nan: must be a number of seconds, greater than 0"),
         ({"warm_up": 1.0}, "warm_up=1.0: must be a share, from 0 to below 1"),
         ({"policies": []}, "must be one or more"),
         ({"policies": ["greedy", "greedy"]}, "policy='greedy': given twice"),

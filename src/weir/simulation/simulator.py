@@ -159,7 +159,7 @@ def run(
 def simulate(
     profile: Profile | str | Path, policies: str | Sequence[str | Policy] | Mapping[str, str | Policy],
     arrivals: Arrivals | str, *, workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
-    settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
+    settings: BatchingSettings | None = None, deadline: float | None = None,
     latency_objective: LatencySLO | str | None = None, bulk: int = 0, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare policies on the same arrivals and random numbers, and return the results. Memory does not grow with `requests`.
@@ -174,9 +174,7 @@ def simulate(
         warm_up: the share of the requests, from the first on, that does not count.
         prices: the weights of latency and energy.
         settings: of the batcher; by default they do not limit the policy.
-        deadline: each request's timeout in seconds.
-        late_after: seconds; responses that take longer count as late, and nothing else. By default `deadline`, or that
-            of the objective.
+        deadline: each request's timeout in seconds. Later responses count as late, with an objective those beyond its deadline.
         latency_objective: a promise such as "p99=20ms". `smdp` is then solved for it, and the best policy is the one
             with the least power that keeps it.
         bulk: rows of bulk work that are there from the start, which all policies get in addition to the arrivals.
@@ -189,17 +187,14 @@ def simulate(
     check_count("seed", seed, 0)
     check_count("bulk", bulk, 0)
     check_seconds("deadline", deadline)
-    check_seconds("late_after", late_after)
     if not isinstance(profile, Profile):
         profile = read_profile(profile)
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
     prices = prices or Prices()
     objective = objective_for(latency_objective, profile)
-    if late_after is None:
-        late_after = deadline if objective is None else objective.deadline
     trial = _Trial(
         profile, process, count_of(process, requests, warm_up), warm_up, workers, seed, prices,
-        settings_for(profile, settings), deadline, late_after, objective, bulk,
+        settings_for(profile, settings), deadline, objective, bulk,
     )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
     outcomes = {
@@ -223,7 +218,6 @@ class _Trial(NamedTuple):
     prices: Prices
     settings: BatchingSettings
     deadline: float | None
-    late_after: float | None
     objective: LatencySLO | None
     bulk: int
 
@@ -239,9 +233,9 @@ class _Trial(NamedTuple):
             objective=self.objective,
             solving=partial(progress, f"{name}, solving"),
         )
-        limit = inf if self.late_after is None else self.late_after
+        late_after = self.deadline if self.objective is None else self.objective.deadline
         first = min(round(self.warm_up * self.requests), self.requests - 1)
-        seen = BatchMeans(profile, first, self.requests, limit)
+        seen = BatchMeans(profile, first, self.requests, late_after or inf)
         times, pool = ServiceTimes(profile, self.seed), SimulatedWorkers(workers, profile.pipeline_depth)
         bulk = map(BulkRequest, range(self.bulk))
         model = SimulatedModel(Engine(), settings, used, times, seen, pool, timeout=self.deadline, bulk=bulk)
