@@ -46,9 +46,9 @@ def sample(count: int = TEXTS) -> list[str]:
     return [text for row in rows for text in chance.sample(row, len(row))]
 
 
-def write_bodies(texts: Sequence[str], file: Path) -> Path:
-    """Write a request for the vector of each text, one a line, in OpenAI's words."""
-    file.write_text("".join(json.dumps({"input": text, "model": MODEL}) + "\n" for text in texts))
+def write_bodies(texts: Sequence[str], file: Path, **more: Any) -> Path:
+    """Write a request for the vector of each text, one a line, in OpenAI's words and `more`."""
+    file.write_text("".join(json.dumps({"input": text, "model": MODEL, **more}) + "\n" for text in texts))
     return file
 
 

@@ -84,7 +84,9 @@ def _start(stack: ExitStack) -> Mapping[str, Any]:
             sentence_transformers(),
         ],
     )
-    return {name: (server, bodies) for name, server in servers.items()} | {OFFLINE: (None, list(LAYOUTS))}
+    cut = write_bodies(sample(), place / "cut", truncate_prompt_tokens=-1)  # vLLM refuses longer texts, others cut them
+    asked = {name: (server, cut if name == VLLM else bodies) for name, server in servers.items()}
+    return {**asked, OFFLINE: (None, list(LAYOUTS))}
 
 
 def _one(contender: Any, clients: Any, seconds: float) -> dict[str, float]:
@@ -129,8 +131,8 @@ def _used(contenders: Mapping[str, Any]) -> float:
 
 
 def _vectors(contenders: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the vectors of some texts by each server."""
-    return {name: alone(server, sample()[:COMPARED]) for name, server in _servers(contenders).items()}
+    """Return the vectors of some texts by those servers whose vectors are compared."""
+    return {name: alone(contenders[name][0], sample()[:COMPARED]) for name in (WEIR, INT8, SENTENCE_TRANSFORMERS)}
 
 
 def alone(server: Server, texts: Sequence[str]) -> Array:
