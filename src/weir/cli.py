@@ -129,8 +129,8 @@ def weir(
 def _serve(settings: Settings) -> int:
     """Serve models until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    A TARGET is module:Class or path/file.py:Class, where a function may replace the class; an .onnx, .skops, .joblib or .pkl
-    file; or hf:TASK=MODEL. Options apply to all models; set values for one model in the TOML file.
+    A TARGET is module:Class or path/file.py:Class, where a function may replace the class; an .onnx, .skops, .joblib, .pkl
+    or .mar file; or hf:TASK=MODEL. Options apply to all models; set values for one model in the TOML file.
     """
     from weir.console import serve
 

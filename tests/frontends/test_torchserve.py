@@ -87,12 +87,25 @@ def test_models_come_change_and_go(server: Server) -> None:
         ("GET", "/models/first/9.0", 404, "unknown version '9.0'"),
         ("DELETE", "/models/first/9.0", 404, "unknown version '9.0'"),
         ("GET", "/nothing", 404, "/nothing: unknown path"),
+        ("PATCH", "/models/first", 405, "PATCH /models/first: takes DELETE, GET, PUT only"),
+        ("GET", f"/models?{'&a=1' * 200}", 400, "query: must have at most 100 parameters"),
     ],
 )
 def test_what_is_refused(server: Server, method: str, path: str, status: int, message: str) -> None:
     code, answer = server.asked(method, path)
     assert (code, answer["code"]) == (status, status)
     assert message in answer["message"]
+
+
+def test_a_target_of_another_name_comes_again(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "weir.toml").write_text(f"[models.'own/er']\ntarget = '{store}/first.mar'\n")
+    with weir.running(config=str(tmp_path / "weir.toml"), frontends={"torchserve": 0}, spin=0.0) as running:
+        server = Server(running.addresses)
+        assert server.asked("DELETE", "/models/own/er/1.0")[0] == 200
+        assert server.asked("POST", "/models?url=first.mar&model_name=own/er")[0] == 200
+        assert server.inference.put("/predictions/own/er/1.0").json() == 1
+        server.inference.close()
+        server.management.close()
 
 
 @subcases(

@@ -144,6 +144,8 @@ class TargetRepository:
     def _with(self, config: Mapping[str, Any] | None, model: ModelToServe, first: Mapping[str, Any]) -> ModelToServe:
         """Return `model` with what a load call states. What a tower has in place of the settings of the `first` stays, such as the largest batch."""
         name = model.name
+        if config and config.get("file") == Path(model.target).name:  # which says what holds anyway
+            config = {key: value for key, value in config.items() if key != "file"}
         own = {key: value for key, value in model.settings.items() if first.get(key) != value}
         if config and self._read_config is not None:
             document = self._read_config(config, name)

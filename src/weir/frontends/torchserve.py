@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from weir.catalog.adapters.torchserve import settings_from
 from weir.catalog.sources import default_name
-from weir.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, SettingsError, Unsupported, brief
+from weir.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, SettingsError, Unsupported, WeirError, brief
 from weir.frontends.frontend import FrontendContext
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Gate, HttpEndpoint, as_response, routes_of, with_names
 from weir.frontends.http.server import HttpServer
@@ -64,14 +64,18 @@ def make_management(context: FrontendContext) -> ManagementServer:
     if context.access.required:
         middleware.insert(0, Middleware(Gate, context.access, {"/": error_response}, http))
     routes = routes_of(_Management(context).endpoints())
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _unknown})
+    app = Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _refused, WeirError: _refused}
+    )
     server = ManagementServer(shared, app, context.observers)
     context.registry.changed.append(server.routes_changed)
     return server
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    return as_response(error_response(NotFound(f"{request.url.path}: unknown path")))
+async def _refused(request: Request, error: Exception) -> Response:
+    return as_response(
+        error_response(error if isinstance(error, WeirError) else NotFound(f"{request.url.path}: unknown path"))
+    )
 
 
 Query = Mapping[str, str]
@@ -112,11 +116,8 @@ class _Management:
 
     async def models(self, model: str, query: Query) -> HttpResponse:
         """List the models."""
-        names, first, limit = (
-            [*self._registry.services],
-            _number(query, "next_page_token", 0),
-            max(1, _number(query, "limit", 100)),
-        )
+        names, first = [*self._registry.services], _number(query, "next_page_token", 0)
+        limit = max(1, _number(query, "limit", 100))
         listed = [{"modelName": name, "modelUrl": self._url(name)} for name in names[first : first + limit]]
         more = {"nextPageToken": str(first + limit)} if first + limit < len(names) else {}
         return json_response({**more, "models": listed})
@@ -192,8 +193,9 @@ class _Management:
 
     async def unregister(self, model: str, query: Query) -> HttpResponse:
         """Unload a model."""
-        name = find(self._registry, model).facts.name
-        await self._manager.unload_model(name)
+        service = find(self._registry, model)
+        name = service.facts.name
+        await self._manager.unload_model(name, version="" if model == name else service.facts.version)
         return _status(f'Model "{name}" unregistered')
 
     async def set_default(self, model: str, query: Query) -> HttpResponse:

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.catalog.adapters.archives import archive
 from tests.catalog.repository.shelf import plain, services, write
 from tests.rings import subcases
 
@@ -349,3 +350,18 @@ async def test_a_real_folder_is_watched(tmp_path: Path) -> None:
             (tmp_path / "new" / "1" / "model.py").write_text(plain("n"))
             await asyncio.wait([made], timeout=2.0)
         assert made.result() == "new/1"
+
+
+def test_archives_in_the_root_are_models(tmp_path: Path) -> None:
+    archive(tmp_path / "net.mar", {"handler.py": ""})
+    repository = write(tmp_path, {"square/1/model.py": ""})
+    assert repository.names() == ["square", "net"] and repository.has("net")
+    (model,) = repository.read("net").versions
+    assert (model.target, model.platform, model.folder, model.version) == ("net.mar", "torchserve", tmp_path, "")
+    other = {"file": "net.mar", "max_batch_size": 4}
+    assert repository.takes(other, None) and not repository.takes({"file": "../net.mar"}, None)
+    (model,) = repository.read("other", other).versions
+    assert (model.name, model.target, model.settings) == ("other", "net.mar", {"max_batch_size": 4})
+    assert repository.has("other")  # from now on
+    (tmp_path / "net.mar").unlink()
+    assert repository.models_of(tmp_path / "net.mar") == ["net"] and not repository.has("net")

@@ -24,17 +24,7 @@ _MAX_MANIFEST = 1 << 20
 _PIECE = 1 << 20
 _HEADERS = 64 << 20  # bytes of a .tar.gz besides its files
 
-_DAMAGED = (
-    gzip.BadGzipFile,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeError,
-    ValueError,
-)
+_DAMAGED = (zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 class _Packed(NamedTuple):

@@ -229,9 +229,18 @@ class BaseHandler:
 
 
 class VisionHandler(BaseHandler):
-    """Passes images through a network. A derived class has `image_processing`, which makes a tensor of an image."""
+    """Passes images through a network. `image_processing` makes a tensor of an image; derived classes may have their own."""
 
-    image_processing: Any
+    for_imagenet = True
+
+    @cached_property
+    def image_processing(self) -> Any:
+        """Make a tensor of an image; networks for ImageNet get the middle of it, in normal colours."""
+        transforms: Any = import_module("torchvision.transforms")
+        if not self.for_imagenet:
+            return transforms.Compose([transforms.ToTensor()])
+        normal = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+        return transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), normal])
 
     def preprocess(self, data: list[dict[str, Any]]) -> Any:
         """Return the images as one tensor: files, also in base64, or nested lists."""
@@ -250,21 +259,10 @@ class VisionHandler(BaseHandler):
         return torch.stack(images).to(self.device)
 
 
-def _imagenet() -> Any:
-    transforms: Any = import_module("torchvision.transforms")
-    normal = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    return transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), normal])
-
-
 class ImageClassifier(VisionHandler):
     """Returns the most probable classes of an image."""
 
     topk = 5
-
-    @cached_property
-    def image_processing(self) -> Any:
-        """Make a tensor of an image, as networks for ImageNet get it."""
-        return _imagenet()
 
     def set_max_result_classes(self, topk: int) -> None:
         """Return so many classes from now on."""
@@ -285,11 +283,6 @@ class ImageClassifier(VisionHandler):
 class ImageSegmenter(VisionHandler):
     """Returns the most probable class of each pixel, and its probability."""
 
-    @cached_property
-    def image_processing(self) -> Any:
-        """Make a tensor of an image, as networks for ImageNet get it."""
-        return _imagenet()
-
     def postprocess(self, data: Any) -> Any:
         """Return a class and a probability for each pixel."""
         import torch
@@ -302,12 +295,7 @@ class ObjectDetector(VisionHandler):
     """Returns the boxes of the objects in an image whose scores reach `threshold`."""
 
     threshold = 0.5
-
-    @cached_property
-    def image_processing(self) -> Any:
-        """Make a tensor of an image."""
-        transforms: Any = import_module("torchvision.transforms")
-        return transforms.Compose([transforms.ToTensor()])
+    for_imagenet = False
 
     def postprocess(self, data: Any) -> Any:
         """Return a list of boxes by class, with their scores, for each image."""

@@ -24,6 +24,7 @@ from weir.catalog.repository.model_files import MAX_PATH_LENGTH
 from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import (
+    ARCHIVES,
     TORCHSERVE,
     ModelReading,
     ModelToServe,
@@ -362,7 +363,7 @@ class FolderRepository:
         if _is_model(self.root):
             return [_name_of(self.root, self.root.resolve().name)]
         own = ["/".join(parts[:depth]) for depth in (1, 2)]
-        if is_archive(self.root / parts[0]):
+        if parts[0].lower().endswith(ARCHIVES):
             own = [default_name(parts[0])]
         return [_name_of(self.root / name, name) for name in dict.fromkeys(own) if is_name(name)]
 
