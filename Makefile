@@ -12,7 +12,7 @@
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
 #   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
-#   make test-adapters  serve models of mosec, LitServe and MLServer, in an environment of its own (.venvs/adapters)
+#   make test-adapters  serve models of mosec, LitServe and MLServer, and archives of TorchServe's archiver, in an environment of its own (.venvs/adapters)
 #   make docs    build the site of the documentation in build/site, then check it (links, code blocks, generated pages)
 #   make image   build OCI images without Docker and without root (VARIANTS="core embed gpu"; WITH="scikit-learn" for packages and MODELS=folder for models to put in)
 #   make test-image  build images, and run them as containers: read-only, as any user
@@ -243,7 +243,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/adapters
-	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" $(TEST_TOOLS) "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8"
+	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" $(TEST_TOOLS) "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" pyyaml torch-model-archiver
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.

@@ -1,6 +1,8 @@
 """Model archives of TorchServe are served as they are; those with a handler of torch are for `make test-adapters`."""
 
 import os
+import subprocess
+import sys
 import tarfile
 import warnings
 from collections.abc import Iterator
@@ -249,6 +251,25 @@ def test_a_folder_and_a_tar_file_are_served_too(store: Path, tmp_path: Path) -> 
             sent = {"Content-Type": "text/plain"}
             assert httpx.put(f"{server.address}/predictions/{name}", content="abc", headers=sent).text == "three"
     assert (folder / "lengths.py").is_file()  # it is not ours to remove
+
+
+@pytest.mark.adapters
+@pytest.mark.parametrize(("form", "ending"), [("default", ".mar"), ("tgz", ".tar.gz"), ("no-archive", "")])
+def test_what_the_archiver_makes(tmp_path: Path, form: str, ending: str) -> None:
+    for name, content in {
+        "lengths.py": LENGTH,
+        "neighbour.py": "offset = 100",
+        "names.json": '{"103": "three"}',
+    }.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "model-config.yaml").write_text("batchSize: 4\n")
+    words = ["--model-name", "made", "--version", "2.0", "--handler", "lengths.py", "--archive-format", form]
+    words += ["--extra-files", "neighbour.py,names.json", "--config-file", "model-config.yaml"]
+    program = "from model_archiver.model_packaging import generate_model_archive as make; make()"
+    subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, check=True)
+    with weir.running(str(tmp_path / f"made{ending}"), spin=0.0) as server:
+        sent = {"Content-Type": "text/plain"}
+        assert httpx.put(f"{server.address}/predictions/made/2.0", content="abc", headers=sent).text == "three"
 
 
 def test_what_was_unpacked_is_removed_with_the_model(
