@@ -106,10 +106,10 @@ class Watch(SilentObserver):
         """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
         plan, name = self._world.plan, model.partition(":")[0]
         if name in plan.ranges:
-            executor: Any = self._world.services[name].executor
+            scaling = self._world.scaling_of(name)
             for request in requests:
                 if not request.taken:
-                    executor.scaling.check_expired(request.arrival, plan.workers[name].start)
+                    scaling.check_expired(request.arrival, plan.workers[name].start)
         if name not in MODELS or plan.services[name]["policy"] != "greedy":
             return
         idle, since = self._world.idle_since(name), min(request.arrival for request in requests)

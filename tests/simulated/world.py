@@ -154,6 +154,12 @@ class World:
         kind = MODELS[model]
         return max(each.idle_since for each in self._executors if each.model is kind and not each.stopped)
 
+    def scaling_of(self, model: str) -> Scaling:
+        """Return what watches the number of a model's workers, in its last generation."""
+        found = [each.scaling for each in self._executors if each.model is MODELS[model]]
+        assert found[-1] is not None
+        return found[-1]
+
     @property
     def crashed(self) -> bool:
         """Whether a worker has died: then any request may have been with it."""
