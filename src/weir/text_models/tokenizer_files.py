@@ -456,7 +456,7 @@ def read_template(tokenizer: Any) -> SpecialTokens:
 def read_type_lead(tokenizer: Any, sample: str) -> int | None:
     """Return how many special tokens before the second text of a pair have the type of that text; None if both texts have the same type.
 
-    Raises ValueError if the types are others than 0 and, from some place on, 1.
+    Raises ValueError if the types are others than 0 and, from some token on, 1.
     """
     pair = tokenizer.encode(sample, sample)
     types, own = pair.type_ids, pair.sequence_ids

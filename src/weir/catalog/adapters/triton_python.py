@@ -156,7 +156,7 @@ class TritonDecoupled(TritonPython):
             call = calls.setdefault(form, _Call(form, sent))
             call.requests.append(request := self._request(arrays))
             call.rows += 1 if self.unbatched else rows_of(arrays)
-            request.sender = PbSender(index, lambda *each: sent.put(each), lambda place: place in left)
+            request.sender = PbSender(index, lambda *each: sent.put(each), lambda index: index in left)
         with self._changed:
             self._waiting.extend(calls.values())
             self._changed.notify()

@@ -59,7 +59,7 @@ class AdmissionPlan:
         self._ends: list[float] = []  # when each worker will have served what it has, in seconds; ascending
         self._planned: list[float] = []  # the same if it also serves the planned batches; a heap
         self.next = self._spaced = -inf  # from when on a batch may start: the next, and the one after those planned
-        self._firsts: list[tuple[int, float]] = []  # first row of each planned batch: its place from 0, and arrival
+        self._firsts: list[tuple[int, float]] = []  # first row of each planned batch: its index, and its arrival
 
     def dispatch(
         self,
@@ -94,7 +94,7 @@ class AdmissionPlan:
         self._plan_known(known, rows, waiting - rows)
 
     def _plan_known(self, known: list[tuple[int, float]], before: int, waiting: int) -> None:
-        """Plan batches for `waiting` rows, the first of which is at the place `before` of those in `known`.
+        """Plan batches for `waiting` rows of those in `known`, the first of which has the index `before`.
 
         This is the work of every dispatch, so `_fitting` and `_add` are written out.
         """
@@ -154,7 +154,7 @@ class AdmissionPlan:
         self._spaced = start + self._gate.spacing
 
     def _give_up(self, first: float, row: int, waiting: int) -> None:
-        """Plan full batches for the rows from `place` on, the first of which arrived at `first`: they are late anyway."""
+        """Plan full batches for the rows from the index `row` on, the first of which arrived at `first`: they are late anyway."""
         times = self._gate.times
         batches = -(-(waiting - row) // (len(times) - 1))
         rounds = -(-batches // len(self._planned))

@@ -102,7 +102,7 @@ def variants(loads: Sequence[DeviceLoad], batches: int = 1) -> list[list[DeviceT
         sum(each.rate for each in loads),
         1.0 - min(busy, BUSIEST),
     )
-    made: dict[int, list[DeviceTable]] = {}  # by place: the tables of one model in each variant
+    made: dict[int, list[DeviceTable]] = {}  # by index: the tables of one model in each variant
     for index, load in enumerate(loads):
         longest = _longest_first(load)
         if not load.rate:

@@ -115,7 +115,7 @@ class Architecture:
             NONE each token, of whose numbers the mean counts (EuroBERT).
         passed_over: the token that does not count as the last one for a classifier, as it is padding wherever it stands; -1 for none.
         projection_size: how many numbers a vector has in the space that texts and images share; 0 for a model of texts alone.
-        end_id: the token at whose first place CLIP's projection reads a text; -1: the token with the highest id.
+        end_id: the token at whose first position CLIP's projection reads a text; -1: the token with the highest id.
         patch_size: the side of a patch of an image, in pixels; 0 for texts.
         pair_text: the one text, with {query} and {document}, that a pair is read as; "": as two texts with special tokens.
     """

@@ -414,9 +414,9 @@ class Weights(Mapping[str, Array]):
         value = self._files[stored][stored]
         if not part:
             return value
-        place, count = map(int, part.split("/"))
+        index, count = map(int, part.split("/"))
         size = len(value) // count
-        return value[place * size : (place + 1) * size]
+        return value[index * size : (index + 1) * size]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -292,7 +292,7 @@ class PoolingLayers:
         return self._highest_of(means, wanted)
 
     def _in_windows(self, value: str) -> str:
-        """Return the mean of `value` over the window that begins at each place, with zeros after the end: [batch, length, size]."""
+        """Return the mean of `value` over the window that begins at each position, with zeros after the end: [batch, length, size]."""
         image = self._assembly.add("Unsqueeze", value, [1])
         pooled = self._assembly.add(
             "AveragePool", image, kernel_shape=[self._window, 1], pads=[0, 0, self._window - 1, 0], count_include_pad=1

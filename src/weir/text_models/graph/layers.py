@@ -563,7 +563,7 @@ class GeneralLayers(EncoderLayers):
         return add("Mul", total, factor) if total else ""
 
     def _scores_of(self, name: str, words: str, own: str, shared: str, rows: str) -> str:
-        """Return the products of `words` [batch, length, heads · size] with the embedding of the distance to each other place."""
+        """Return the products of `words` [batch, length, heads · size] with the embedding of the distance to each other position."""
         sizes, distances = self._architecture, self._architecture.distances
         assert distances is not None
         add = self._assembly.add

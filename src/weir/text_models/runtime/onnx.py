@@ -320,7 +320,7 @@ def _hierarchical(value: Array, weights: Array, window: int) -> Array:
 
 
 def _in_windows(value: Array, window: int) -> Array:
-    """Return the sum over the window that begins at each place, with zeros behind the end."""
+    """Return the sum over the window that begins at each position, with zeros behind the end."""
     padded = np.pad(value, ((0, 0), (0, window - 1), (0, 0)))
     found: Array = np.lib.stride_tricks.sliding_window_view(padded, window, axis=1).sum(axis=-1)
     return found
