@@ -26,6 +26,7 @@ class SimulatedProcess:
         self._held: deque[asyncio.Handle] = deque()
         self._begun: list[asyncio.Task[None]] = []  # what never goes on is not collected: it would do more then
         self.runs = True
+        self._catches_up = False  # what had to wait is being done, and goes before what comes now
         self.killed = False
         self.at_end: list[Callable[[], None]] = []  # what others do when it is killed
         self._context = copy_context()
@@ -42,10 +43,17 @@ class SimulatedProcess:
 
     def do(self, step: Callable[..., object], *arguments: Any) -> None:
         """Have the process do a step: now, if it runs."""
-        if self.runs:
+        if self.runs and not self._catches_up:
             self.context().run(step, *arguments)
         elif not self.killed:
-            self._held.append(asyncio.Handle(step, arguments, self._loop, self.context()))
+            self._put(step, *arguments)
+
+    def _put(self, step: Callable[..., object], *arguments: Any) -> None:
+        handle = asyncio.Handle(step, arguments, self._loop, self.context())
+        if self.runs:
+            self._loop.add(handle)
+        else:
+            self._held.append(handle)
 
     def hold(self, handle: asyncio.Handle) -> None:
         """Keep what a stopped process will do."""
@@ -63,6 +71,8 @@ class SimulatedProcess:
             held, self._held = self._held, deque()
             for handle in held:
                 self._loop.add(handle)
+            self._catches_up = True
+            self._put(setattr, self, "_catches_up", False)
 
     def kill(self) -> None:
         """Do nothing any more."""
