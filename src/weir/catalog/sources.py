@@ -362,7 +362,10 @@ PLATFORMS: Mapping[str, str] = MappingProxyType(
 
 def is_archive(path: Path) -> bool:
     """Return whether `path` is one of TorchServe's model archives: a file, or a folder with what is in one."""
-    return path.name.lower().endswith(ARCHIVES) if path.is_file() else (path / MANIFEST).is_file()
+    try:
+        return path.name.lower().endswith(ARCHIVES) if path.is_file() else (path / MANIFEST).is_file()
+    except OSError:  # a folder that may not be read: reading it as a model says so
+        return False
 
 
 def archives_in(root: Path) -> list[Path]:
