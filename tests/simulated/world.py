@@ -156,7 +156,7 @@ class World:
 
     def scaling_of(self, model: str) -> Scaling:
         """Return what watches the number of a model's workers, in its last generation."""
-        found = [each.scaling for each in self._executors if each.model is MODELS[model]]
+        found = [each.scaling for each in self._executors if each.model is ALL_MODELS[model]]
         assert found[-1] is not None
         return found[-1]
 
