@@ -139,7 +139,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         def left(reason: str) -> None:
             self.kill(process)
 
-        return Front(config, ends, account, sender, left=left, clocks=Clocks(clock, clock))
+        return Front(config, ends, account, sender, left=left, clocks=Clocks(clock, self._loop.wall))
 
     async def _life(self, process: Any, front: Front) -> None:
         await asyncio.sleep(START)

@@ -81,7 +81,8 @@ class SimulatedCall:
     def __init__(
         self, server: "_Server", peer: str, method: str, metadata: Pairs, deadline: float, listener: Any, window: float
     ) -> None:  # fmt: skip
-        self.details = SimpleNamespace(method=method.encode(), deadline=deadline)
+        self.details = SimpleNamespace(method=method.encode())
+        self.deadline = deadline  # of the loop's clock; the core tells it by the wall clock
         self.metadata, self._server, self._peer = metadata, server, peer
         self._listener, self._window = listener, window
         self._incoming: deque[bytes] = deque()
@@ -290,6 +291,7 @@ class _Server:
                 continue
             tag, call.queue = self._places.popleft()
             event = _event(tag)
+            call.details.deadline = call.deadline + self._machine.loop.wall() - self._machine.loop.now
             event.call, event.call_details, event.invocation_metadata = call, call.details, call.metadata
             self.queue.put(event)
 
@@ -414,7 +416,7 @@ class SimulatedCore(Core):
 def simulated_core(loop: SimulatedLoop) -> Iterator[SimulatedCygrpc]:
     """Have gRPC's core be simulated while the block runs."""
     made = SimulatedCygrpc(loop)
-    clock = SimpleNamespace(time=loop.time)
+    clock = SimpleNamespace(time=loop.wall, monotonic=loop.time)
     with (
         patch.object(calls, "cygrpc", made),
         patch.object(cores, "cygrpc", made),

@@ -55,7 +55,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def __init__(self, *, coarse: bool = False) -> None:
         super().__init__()
-        self.now = 0.0
+        self.now = self.jumped_at = 0.0
+        self._ahead = 0.0  # seconds that the wall clock has jumped
         self._coarse = coarse
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._number = 0  # of the last timer
@@ -70,6 +71,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def wall(self) -> float:
+        """Return what the wall clock shows."""
+        return self.now + self._ahead
+
+    def jump(self, seconds: float) -> None:
+        """Have the wall clock jump."""
+        self._ahead += seconds
+        self.jumped_at = self.now
 
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         """A task of a process is kept until it has ended: if it was collected before, asyncio would report that at any time."""

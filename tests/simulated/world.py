@@ -23,6 +23,7 @@ from tests.simulated.catalog import Catalog
 from tests.simulated.changing import ChangeClient
 from tests.simulated.channels import FIRST, LATE
 from tests.simulated.clients import Client
+from tests.simulated.clocks import TOLD, fault_of_date
 from tests.simulated.devices import Device
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer
 from tests.simulated.fuzzing import FuzzClient
@@ -204,6 +205,8 @@ class World:
         late = self.loop.now - ask.since - ask.timeout
         if not fault and on_time and late > LATE and not self.stood_still(ask.since):
             fault = f"it ended {late:.3f} s after its deadline"
+        if not fault and self.plan.jumps and ask.sent < math.inf and not self.stood_still(ask.sent - TOLD):
+            fault = fault_of_date(self.loop, headers["date"], ask.sent)
         if fault:
             self.broken(f"n={ask.n}: {fault}")
 
@@ -239,6 +242,8 @@ class World:
             client.begin()
         for fault in plan.faults:
             self.loop.call_at(fault.at, self._happen, fault)
+        for jump in plan.jumps:
+            self.loop.happen_at(jump.at, self.loop.jump, jump.seconds)
         if plan.drains_at is not None:
             await asyncio.sleep(plan.drains_at)
             await self._busy()
@@ -285,7 +290,7 @@ class World:
         added = self.texts.added if self.texts else NO_ENDPOINTS
         app = make_app(context, metrics=render, websockets=self.websockets, added=added)
         options: dict[str, Any] = {
-            "clocks": Clocks(self.loop.time, self.loop.time),
+            "clocks": Clocks(self.loop.time, self.loop.wall),
             "websockets": self.websockets,
             "route_handlers": self.texts.routes if self.texts else (),
         }

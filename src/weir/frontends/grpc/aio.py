@@ -38,7 +38,7 @@ class AioCall(IncomingCall):
         self.account = account
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
-        self.deadline = time.time() + (_LONGEST if left is None else left)
+        self.deadline = time.monotonic() + (_LONGEST if left is None else left)
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     @property

@@ -94,7 +94,9 @@ class IncomingCall:
         self._raw = event.call
         self._head: tuple[Any, ...] = (cygrpc.SendInitialMetadataOperation((), 0),)  # until it is sent
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
-        self.deadline: float = event.call_details.deadline
+        self.deadline = time.monotonic() + (
+            event.call_details.deadline - time.time()
+        )  # whatever the wall clock does then
 
     @property
     def peer(self) -> str:
@@ -103,7 +105,7 @@ class IncomingCall:
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, whole hundredths if they are many, so that calls of one timeout share a form; None if there is none."""
-        left = self.deadline - time.time()
+        left = self.deadline - time.monotonic()
         if left > _MANY:
             return left // 0.01 / 100.0 if left < _LONGEST else None
         return max(0.0, left)
