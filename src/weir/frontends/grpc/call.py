@@ -94,9 +94,8 @@ class IncomingCall:
         self._raw = event.call
         self._head: tuple[Any, ...] = (cygrpc.SendInitialMetadataOperation((), 0),)  # until it is sent
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
-        self.deadline = time.monotonic() + (
-            event.call_details.deadline - time.time()
-        )  # whatever the wall clock does then
+        # gRPC tells it by the wall clock, which may jump.
+        self.deadline: float = time.monotonic() + (event.call_details.deadline - time.time())
 
     @property
     def peer(self) -> str:
