@@ -66,6 +66,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.outside = copy_context()  # of no process
         self._tasks: set[asyncio.Task[Any]] = set()  # of processes: nothing else holds those of one that is killed
         self._sockets: list[SimulatedSocket] = []
+        self.sockets_of_clients: dict[int, Any] = {}  # of TLS, until the server has taken them, by their inodes
         self._listening: dict[int, Callable[[], Any]] = {}
         self.work_takes: Callable[[], float] | None = None  # seconds, of what other threads do
 
@@ -153,6 +154,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def remove_writer(self, fd: Any) -> bool:
         self._sockets[fd].watch("w", None)
         return True
+
+    def _make_ssl_transport(self, rawsock: Any, protocol: Any, sslcontext: Any, waiter: Any = None, **options: Any) -> Any:  # fmt: skip
+        from tests.simulated.encrypted import encrypt
+
+        return encrypt(self, rawsock, protocol, sslcontext, waiter, options)
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         """Listen at a port of its own, whatever the host is: see `dial`."""

@@ -222,6 +222,11 @@ KINDS = {
         "error-of-the-model-tried-for-ever": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler._wait_after", takes("error.ran", "False")),
         "abandoned-never-cancelled": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler.cancel", skips("self._cancels.soon")),
     },
+    "TLS": {
+        "descriptor-of-a-connection-kept": Fault("weir.frontends.http.server:_Accepted.connection_made", skips("abort")),
+        "handshake-without-end": Fault("weir.frontends.http.server:HttpServer._accept", mistakes("patience", "1e9")),
+        "failed-handshake-not-expected": Fault("weir.frontends.http.server:HttpServer._accept", mistakes("OSError", "BlockingIOError")),
+    },
     "a load, an unload or an eviction that goes wrong": {
         "unload-does-not-wait": Fault(MANAGER + "_unload_model", mistakes("self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)")),
         "unloaded-still-there": Fault(MANAGER + "_keep", skips("self.registry.remove")),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.frontends.http.sockets import FILES
 from tests.simulated.arenas import ArenaPlan, draw_arenas
 from tests.simulated.calls import REQUESTS_OF_STREAM
 from tests.simulated.catalog import KINDS, CatalogPlan, draw_catalog
@@ -185,6 +186,8 @@ def _widen(plan: Plan, length: float) -> None:
             "texts" in clients and not plan.quiet and draw.random() < 0.5
         ):  # what a front has of them must have its end, too
             plan.drains_at = draw.uniform(0.1, min(length, 3.0))
+    if not plan.fronts and not plan.quiet and draws("tls").random() < 0.15:
+        plan.http |= FILES
     draw = draws("zeromq")
     if "texts" in clients and not plan.quiet and draw.random() < 0.5:
         plan.zeromq = draw_settings(draw)

@@ -47,6 +47,7 @@ class SimulatedTransport(asyncio.Transport):
         self._loop, self._peer, self.process, self.window = loop, peer, process, window
         self._protocol: Any = None
         self.was_cut = False  # by the end of its process
+        self.at_end: Callable[[], None] = lambda: None
         self._outgoing, self._incoming = bytearray(), bytearray()
         self.delivered = 0  # bytes that the server has read
         self._half_closed = False  # the client sends no more
@@ -141,6 +142,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def _end(self, error: Exception | None) -> None:
         self._loop.do(self.process, lambda: self._protocol.connection_lost(error))
+        self.at_end()
         self._loop.at_client(self.process, self._peer.closed)
 
     # asyncio.Transport: the server's end.
@@ -166,6 +168,10 @@ class SimulatedTransport(asyncio.Transport):
     def abort(self) -> None:
         self._outgoing.clear()
         self._lose(ConnectionAbortedError("aborted"))
+
+    def _force_close(self, error: Exception | None) -> None:
+        self._outgoing.clear()
+        self._lose(error)
 
     def is_closing(self) -> bool:
         return self._closing

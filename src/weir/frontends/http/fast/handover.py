@@ -588,6 +588,8 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         """uvicorn: a response has been written."""
         self._open.popleft()
         super().on_response_complete()
+        if self.transport.is_closing() and not self.transport.can_write_eof():
+            self.transport.resume_reading()  # TLS would not end while reading is paused, if the client has left
         self._shared.ended.set()
         if self.cycle.response_complete and self._head_since is None:  # no further request has begun to arrive
             self._forget_request()
