@@ -100,26 +100,6 @@ async def test_a_failed_start_says_why_afterwards_too() -> None:
     await service.stop()
 
 
-@subcases(("due", "enabled", "collects"), [(True, True, 1), (False, True, 0), (True, False, 0)])
-async def test_a_start_does_the_whole_collection_that_is_due(due: bool, enabled: bool, collects: int) -> None:
-    done: list[int] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        done.append(info["generation"])
-
-    for generation in (2, *[1] * 6 * due):  # the latter are more than half of those before a whole one
-        gc.collect(generation)
-    if not enabled:
-        gc.disable()
-    gc.callbacks.append(note)
-    try:
-        async with weir.Service(Square, executor=FakeExecutor(squares)):
-            assert done.count(2) == 2 * collects  # begun and ended
-    finally:
-        gc.callbacks.remove(note)
-        gc.enable()
-
-
 async def test_leaving_by_an_exception_does_not_wait_for_answers() -> None:
     executor = FakeExecutor()
     with pytest.raises(ZeroDivisionError):

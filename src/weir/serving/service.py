@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
@@ -235,8 +234,6 @@ class Service:
 
     async def __aenter__(self) -> Self:
         await self.start()
-        if gc.isenabled() and gc.get_count()[2] > gc.get_threshold()[2] // 2:
-            gc.collect()  # it is due soon, and the first calls that come at once would wait for it
         return self
 
     async def __aexit__(
