@@ -254,7 +254,6 @@ KINDS = {
         "place-of-a-lost-worker-kept": Fault(TURNS + "worker_lost", skips("gave_up")),
         "place-of-a-stopped-model-kept": Fault(SHARED + "remove", skips("gave_up")),
         "place-never-offered-again": Fault(TURNS + "ended", skips("ended")),
-        "place-free-before-its-worker-ends": Fault(DRIVER + "worker_lost", takes("leaving is None", "True")),
         "device-left-before-the-workers-end": Fault(DRIVER + "_end_workers", value=_leaves_first),
         "warm-up-keeps-its-turn": Fault(SHARED + "release", skips("gave_up")),
     },
