@@ -56,6 +56,7 @@ class TlsConnection:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = _CONTEXT.wrap_bio(self._in, self._out)
         self._ours, theirs = socket.socketpair()  # which says whether the server has closed all its descriptors
+        self._theirs = theirs  # nothing else than the server closes it
         loop.sockets_of_clients[os.fstat(theirs.fileno()).st_ino] = self
         accepted().connection_made(_Taken(theirs))
         loop.call_later(_LOOK, self._look)

@@ -220,7 +220,6 @@ KINDS = {
         "half-message-of-a-lost-peer-charged": Fault("weir.text_server.bert_as_service.port:Peer.connection_lost", skips("self._port.account.give")),
         "never-read-again-after-a-pause": Fault("weir.text_server.bert_as_service.zeromq:ZeroMqFrontend._changed", skips("self._in.resume")),
         "error-of-the-model-tried-for-ever": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler._wait_after", takes("error.ran", "False")),
-        "abandoned-never-cancelled": Fault("weir.text_server.bert_as_service.zeromq:RequestHandler.cancel", skips("self._cancels.soon")),
     },
     "TLS": {
         "descriptor-of-a-connection-kept": Fault("weir.frontends.http.server:_Accepted.connection_made", skips("abort")),
