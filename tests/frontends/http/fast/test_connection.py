@@ -393,14 +393,15 @@ async def test_who_announces_much_and_sends_little_keeps_nobody_out_of_the_arena
         assert (executor.free, here.shared.account.held_bytes, len(here.shared.receiving)) == (3, 0, 0)
 
 
-async def test_nobody_is_moved_where_there_is_no_memory() -> None:
-    async with site(ArenaExecutor(squared, places=1), max_waiting_bytes=40_000) as here:
+@pytest.mark.parametrize("room", [40_000, 80_000])  # for the first piece of the body, too
+async def test_nobody_is_moved_where_there_is_no_memory(room: int) -> None:
+    async with site(ArenaExecutor(squared, places=1), max_waiting_bytes=room) as here:
         first, second = here.connect(), here.connect()
         first.receive(LARGE[:-1])
         await second.deliver(LARGE)
         assert statuses(second.sent) == [429]
         await first.deliver(LARGE[-1:])
-        assert statuses(first.sent) == [200]
+        assert (statuses(first.sent), here.shared.account.held_bytes) == ([200], 0)
 
 
 async def test_a_body_larger_than_the_arena_is_413() -> None:

@@ -328,8 +328,12 @@ class BlockPlace:
     def moved(self, account: Account) -> "Buffer":
         """Copy what has arrived to ordinary memory, free the block and return that memory. Raises Overloaded; then nothing has changed."""
         buffer = Buffer(len(self._view), account)
-        with self._view[: self.arrived] as come:
-            fill(buffer, come)
+        try:
+            with self._view[: self.arrived] as come:
+                fill(buffer, come)
+        except WeirError:
+            buffer.give_up()
+            raise
         self.give_up()
         return buffer
 
