@@ -438,12 +438,13 @@ class World:
         self._check_workers()
 
     def _check_workers(self) -> None:
-        """What the server takes for running must be with workers."""
+        """What the server takes for running must be with workers, or else its requests must have ended with its service."""
         for name, service in self.services.items():
             driver = service.generation.driver
             executor: Any = driver.executor
             for batch in driver.batcher.running.values():
-                if not executor.has(batch.worker, batch.batch_id):
+                ended = executor.stopped and all(request.settled for request in batch.requests)
+                if not ended and not executor.has(batch.worker, batch.batch_id):
                     self.broken(f"{name}: batch {batch.batch_id} runs, and worker {batch.worker} does not have it")
 
     async def callers_leave(self, name: str) -> None:
