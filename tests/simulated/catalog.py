@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock
 
@@ -25,7 +25,7 @@ from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelReading, ModelToServe, Parameter, Parameters
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, unknown_model
 from weir.messages import Observer, label_of
-from weir.policy.residency import Key, Presence, Resident, Residents, Room
+from weir.policy.residency import Key, NextStep, Presence, Resident, Residents, Room
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
 from weir.workers.executor import Listener
@@ -256,9 +256,16 @@ class SimulatedResidency(Residency):
 
 
 class _Residents(Residents):
-    """The real ones, whose loads are looked at."""
+    """The real ones, whose steps are looked at."""
 
     catalog: "Catalog"
+    next_load: Key | None = None  # for which models leave
+
+    def next_step(self, *arguments: Any) -> NextStep | None:
+        """See Residents."""
+        step = super().next_step(*arguments)
+        self.next_load = None if step is None else step.load
+        return step
 
     def begin(self, name: Key, now: float) -> None:
         """See Residents."""
@@ -457,11 +464,9 @@ class Catalog:
             self._evicted[generation.label].append(self.world.loop.now)
         if generation.driver.is_idle or own.may_load_at == inf:
             return
-        queue, now = core._queue, self.world.loop.now
-        needed = core._staying.memory
-        needed += next(
-            (core._expected(core.models[each]).memory for each in queue if reason == f"evicted for {each.label!r}"), 0.0
-        )
+        needed, now = core._staying.memory, self.world.loop.now
+        if reason.startswith("evicted for "):  # a label may be that of two: one that was replaced can wait, too
+            needed += core._expected(core.models[core.next_load]).memory
         free = sum(
             core._expected(each).memory
             for key, each in core.models.items()
@@ -538,7 +543,9 @@ class Catalog:
         for key, named in self._keys(name).items():
             self._note(key, IN if self.registry._find(*named) else OUT)
         running = self._running(name)
-        self._check_default(name, running)
+        # An unload that is cancelled goes on, and nothing changes after it.
+        leaving = self.registry._leaving.get(name, ()) if kind == "unload" and cancelled else ()
+        self._check_default(name, [each for each in running if each not in leaving])
         registered = version in running if version else bool(running)
         living = sum(each.name == name for each in self.living)
         state = f"a {kind} of {name} ended with {error!r}, and registered is {registered}, running {living}"
@@ -559,12 +566,12 @@ class Catalog:
             if left and not running:
                 self._broken(f"{name} was unloaded, and {left} have it as a step")
 
-    def _check_default(self, name: str, running: Mapping[str, Service]) -> None:
+    def _check_default(self, name: str, running: Collection[str]) -> None:
         """Who names no version gets the default one while it is loaded, and else the highest."""
         highest = max(running, key=lambda each: int(each or 0), default="")
         right = self.plan.default if self.plan.default in running else highest
         if running and (found := self.registry.services[name].version) != right:
-            self._broken(f"{name}: version {found} of {list(running)} is the default")
+            self._broken(f"{name}: version {found} of {running} is the default")
 
     def _check_workers(self, name: str) -> None:
         """A model has the workers that it started with, and those that callers have added, whatever has replaced it."""
@@ -602,6 +609,13 @@ class Catalog:
         phases = self.phases[name]
         first = max((index for index, phase in enumerate(phases) if phase.since <= since), default=0)
         return phases[first:]
+
+    def has_drained(self, name: str, since: float) -> bool:
+        """Return whether a model has changed, or a version that served under its name has since been unloaded, which may have had no time for a request."""
+        before = nextafter(since, 0.0)  # a request may have come before a change of the same instant
+        served = {label_of(name, phase.version) for phase in self.during(name, before)}
+        ends = [phase for each in served for phase in self.during(each, before)[1:]]  # nothing comes to one that ends
+        return any(phase.state == CHANGING for phase in (*self.during(name, since), *ends))
 
     def read_at(self, name: str) -> float:
         """Return when a model was last read for a request."""

@@ -245,8 +245,8 @@ class ChangeClient(ChannelClient):
         since = ask.sent - (_FOLLOWS if site.plan.fronts else 0.0)
         if CHANGING in phases:
             allowed |= {"ModelNotReady", "Draining"}
-        elif any(phase.state == CHANGING for each in parts for phase in catalog.during(each, since)):
-            allowed.add("Draining")  # by a step that was replaced and had no time for it
+        elif not ask.version and any(catalog.has_drained(each, since) for each in parts):
+            allowed.add("Draining")
         if not catalog.plan.on_demand and phases != {IN}:
             allowed.add("ModelNotFound")
         return allowed
