@@ -561,7 +561,9 @@ class World:
             self.broken(wrong_count)
 
     def close(self) -> None:
-        """Give back what is real: the memory."""
+        """Give back what is real: the memory, and sockets of TLS."""
+        for connection in self.server.encrypted if isinstance(self.server, SimulatedServer) else ():
+            connection.forget()
         for each in self._executors:
             if each.arenas is not None:
                 each.arenas.close()
