@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.http.fast.kit import ArenaExecutor, always, hello, post, squared
+from tests.frontends.http.fast.kit import ArenaExecutor, always, hello, post, settled, squared
 from tests.frontends.http.sockets import FILES, GET, TLS, Client, serving, until
 
 from weir.catalog.registry import Registry
@@ -27,6 +27,11 @@ from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
+
+OPENING = (
+    b"GET /ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 
 
 def trust() -> ssl.SSLContext:
@@ -144,6 +149,33 @@ async def test_tls(size: int) -> None:
         assert all(block.shares == 0 for block in executor.blocks)
         client.close()
         await until(lambda: not server.connections)
+
+
+@pytest.mark.parametrize(("opening", "message"), [
+    (GET * 4000, {"type": "http.response.start", "status": 204}),
+    (OPENING + b"\x81\x81maskm" * 9, {"type": "websocket.accept"}),
+], ids=["http", "websocket"])  # fmt: skip
+async def test_tls_ends_for_who_left_while_nothing_was_read(opening: bytes, message: dict[str, Any]) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"headers": [(b"connection", b"close")], **message})
+        begun.set()
+        await go.wait()
+        if scope["type"] == "http":
+            await send({"type": "http.response.body"})
+
+    async with serving(app=app, **FILES) as server:
+        client = await Client.connect(server, ssl=trust())
+        client.writer.write(opening)
+        await begun.wait()
+        await settled(10)
+        with socket.socket(fileno=os.dup(client.writer.get_extra_info("socket").fileno())) as same:
+            same.shutdown(socket.SHUT_WR)
+        await settled(10)
+        go.set()
+        async with asyncio.timeout(30):
+            await until(lambda: not server.connections)
 
 
 async def test_handshakes_are_connections() -> None:

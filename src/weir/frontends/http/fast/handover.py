@@ -368,8 +368,25 @@ class HandOver:
         protocol = UvicornConnection(self, shared)
         transport.set_write_buffer_limits()
         transport.set_protocol(protocol)
-        protocol.connection_made(transport)
+        protocol.connection_made(transport if transport.can_write_eof() else cast(asyncio.Transport, _Tls(transport)))
         protocol.data_received(replay)
+
+
+class _Tls:
+    """The transport `inner`, which speaks TLS. If its client has left while reading was paused, asyncio's ends only when reading resumes; closed twice, it
+    can neither be resumed nor aborted any more."""
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        if not self._inner.is_closing():
+            self._inner.resume_reading()
+            self._inner.close()
 
 
 class _Reader(httptools.HttpRequestParser):
@@ -588,8 +605,6 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         """uvicorn: a response has been written."""
         self._open.popleft()
         super().on_response_complete()
-        if self.transport.is_closing() and not self.transport.can_write_eof():
-            self.transport.resume_reading()  # TLS would not end while reading is paused, if the client has left
         self._shared.ended.set()
         if self.cycle.response_complete and self._head_since is None:  # no further request has begun to arrive
             self._forget_request()
