@@ -75,7 +75,7 @@ def test_each_is_made_with_its_options_or_switched_off_by_them() -> None:
 @subcases(
     ("name", "refusal"),
     [
-        ("gate", r"unknown frontend 'gate'; available: broken, hatch, jammed"),
+        ("gate", r"unknown frontend 'gate'; available: torchserve, broken, hatch, jammed"),
         ("jammed", "hatch=5: must be open"),  # what a factory says is passed on
         ("broken", r"frontend='broken': .*:nothing: AttributeError"),
     ],

@@ -1,5 +1,7 @@
 """device.py: one order for the models on a device, against the exact optimum for two."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from benchmarks.policies.two_models import TwoModels
@@ -7,7 +9,7 @@ from tests.rings import subcases
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.device import BUSIEST, DeviceLoad, device_load, solve_device, variants
+from weir.policy.solve.device import BUSIEST, TILT, TILTS, DeviceLoad, _tilted, device_load, solve_device, variants
 from weir.policy.solve.smdp import LONGEST, solve_long
 from weir.policy.solve.tables import extended, limit_of
 
@@ -88,3 +90,12 @@ def test_the_urgencies_are_corrected_where_batches_differ_much_in_length() -> No
     least = exact.least(rules[-1])
     above = [exact.evaluate(rule)[0] / least - 1.0 for rule in rules]
     assert min(above[:-1]) > 0.02 and above[-1] < 0.01
+
+
+def test_urgencies_are_tilted_a_bounded_number_of_times() -> None:
+    asked = loads((SHORT, 0.2), (LONG, 0.2))
+    plain = variants(asked)[0]
+    halves = (0.5**number for number in count())  # each factor would save half
+    tilted = _tilted(asked, (2.0, plain), lambda tables: next(halves))
+    factors = sorted(new.urgency_of(5) / old.urgency_of(5) for new, old in zip(tilted, plain, strict=True))
+    assert factors == pytest.approx([1.0, TILT**TILTS])
