@@ -53,6 +53,7 @@ class Ask:
     items: "list[Ask] | None" = None  # of a list
     do: str = ""
     extra: frozenset[str] = frozenset()
+    began: float = math.inf  # before it is sent as a whole, if it goes in pieces
     sent: float = math.inf
     since: float = math.inf
     named_at: int = 0  # bytes of the connection after which the server can know its protocol

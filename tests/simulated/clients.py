@@ -76,6 +76,7 @@ class Client(ChannelClient):
             ask.timeout += self._waits if len(ask.data) > LONGEST_BODY else 0.0
             ask.named_at = line.meant + ask.names_itself_at
             line.meant += len(ask.data)
+            ask.began = turn.began
         line.add(asks)
         line.excused |= not asks
         self._send(turn, deque(pieces))

@@ -215,7 +215,7 @@ class World:
         if not fault and on_time and late > LATE and not self.stood_still(ask.since):
             fault = f"it ended {late:.3f} s after its deadline"
         if not fault and self.plan.jumps and ask.sent < math.inf and not self.stood_still(ask.sent - TOLD):
-            fault = fault_of_date(self.loop, headers["date"], ask.sent)
+            fault = fault_of_date(self.loop, headers["date"], min(ask.began, ask.sent))
         if fault:
             self.broken(f"n={ask.n}: {fault}")
 
