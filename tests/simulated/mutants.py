@@ -213,7 +213,6 @@ KINDS = {
         "silent-front-never-replaced": Fault("weir.fronts.server:Fronts.sweep", skips("self._ended")),
     },
     "ZeroMQ": {
-        "response-for-one-who-comes-later-lost": Fault(PUBLISHER + "publish", skips("self._keep")),
         "kept-response-sent-again": Fault(PUBLISHER + "_take", mistakes("self._kept.pop(topic, [])", "self._kept.get(topic, [])")),
         "room-of-a-response-never-free": Fault(PUBLISHER + "made", skips("self._reserve")),
         "unread-of-a-lost-peer-charged": Fault(PUBLISHER + "forget", skips("self.account.give")),
