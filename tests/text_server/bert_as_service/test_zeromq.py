@@ -17,7 +17,7 @@ from weir.protocols.access import ControlSettings
 from weir.protocols.account import Account
 from weir.telemetry.logs import get_logger
 from weir.text_server.bert_as_service.client import BertTransport
-from weir.text_server.bert_as_service.frames import Subscribed
+from weir.text_server.bert_as_service.frames import Received, Subscribed
 from weir.text_server.bert_as_service.port import Drops, Peer
 from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, Paced, Publisher
 
@@ -171,3 +171,18 @@ def test_a_drain_waits_for_the_answers(connect: Connect) -> None:
         opened.call(opened.encoder.released.set)
         assert opened.run(opened.frontend.drain(20.0))
         assert client.fetch_all()[0].shape == (1, DIMENSIONS)
+
+
+def test_an_answer_to_a_command_is_waited_for_and_not_kept_after_the_end() -> None:
+    account = Account(HttpSettings())
+    with Opened(account=account) as opened:
+
+        async def ended() -> bool:
+            opened.frontend._handler.received(Received([b"me", b"SHOW_CONFIG", b"1", b"0"]), "peer")
+            drained = await opened.frontend.drain(0.0)
+            opened.frontend._publisher.publish([b"me", b"{}", b"2"])
+            await opened.frontend.stop()
+            return drained
+
+        assert not opened.run(ended())
+        assert (account.held_bytes, opened.frontend._handler.busy) == (0, False)

@@ -246,6 +246,11 @@ class Publisher:
         self.account.give(size)
         return self._kept.pop(topic, [])
 
+    def drop_kept(self) -> None:
+        """Drop the responses that are kept: nobody can subscribe any more."""
+        for topic in list(self._kept):
+            self._take(topic)
+
     @property
     def unread(self) -> int:
         """How many bytes of responses have been written to peers and not yet sent."""
@@ -381,6 +386,7 @@ class RequestHandler:
         self.encoder = self.context.encoder()  # requests do not name a model, so the first one responds
         self._calls: dict[bytes, dict[ZeroMqCall, None]] = {}  # by topic
         self._cancels, self._retries = Paced(), Paced()
+        self._delayed = set[asyncio.TimerHandle]()  # answers to SHOW_CONFIG
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
 
@@ -511,10 +517,16 @@ class RequestHandler:
         facts = (status.config if is_config else status.server_status)(_client_name(request))
         facts["show_tokens_to_client"] = self.settings.zmq_show_tokens
         message = frames.write_facts(request, facts)
-        if is_config:
-            asyncio.get_running_loop().call_later(CONFIG_DELAY, self.publisher.publish, message)
-        else:
+        if not is_config or self.draining:
             self.publisher.publish(message)
+            return
+
+        def publish() -> None:
+            self._delayed.discard(timer)
+            self.publisher.publish(message)
+
+        timer = asyncio.get_running_loop().call_later(CONFIG_DELAY, publish)
+        self._delayed.add(timer)
 
     def _end_server(self, request: ZeroMqRequest, peer: str) -> None:
         """Make the server drain and end, if the peer may do so. Only a subscriber gets a response: bert-serving-terminate does not subscribe."""
@@ -540,8 +552,8 @@ class RequestHandler:
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests under way."""
-        return bool(self._calls)
+        """Whether there are requests under way, or answers to commands."""
+        return bool(self._calls or self._delayed)
 
     def cancel(self, topic: bytes) -> None:
         """Cancel all requests of `topic`, a few in each turn of the event loop."""
@@ -549,8 +561,10 @@ class RequestHandler:
             self._cancels.soon(call.leave)
 
     def stop(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests, and answers to commands."""
         self._cancels.clear()
+        while self._delayed:
+            self._delayed.pop().cancel()
         for call in [call for calls in self._calls.values() for call in calls]:
             call.leave()
 
@@ -737,7 +751,9 @@ class ZeroMqFrontend:
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
+        self.refuse()
         self._handler.stop()
         while self._handler.busy:
             await self._something_ended()
         await asyncio.gather(self._in.stop(), self._out.stop())
+        self._publisher.drop_kept()
