@@ -96,7 +96,7 @@ class ZeroMqClient(ChannelClient):
 
     def turn(self) -> None:
         """Do something in one of the styles."""
-        draw, style = self.draw, self.draw.choice(STYLES)
+        draw, style, connected = self.draw, self.draw.choice(STYLES), bool(self._wires)
         if style in ("damage", "stall"):
             self._strange(style)
             return
@@ -119,7 +119,8 @@ class ZeroMqClient(ChannelClient):
             self.later(draw.choice((0.0, 0.1, 0.4)), self._subscribe, self._wires)
             plan, absent = self.site.plan, self.site.loop.now - self._left_at
             kept = plan.zeromq["zmq_max_unread"] >= _ALL_ARE_KEPT and "max_waiting_bytes" not in plan.http
-            if not kept or plan.zeromq["zmq_grace"] < 1.0 or absent < 3.0 * plan.zeromq["zmq_grace"]:
+            # The server may send to the connection that was just closed until it knows of its end.
+            if connected or not kept or plan.zeromq["zmq_grace"] < 1.0 or absent < 3.0 * plan.zeromq["zmq_grace"]:
                 self._forgive()
         elif style == "slow":
             self._forgive()
