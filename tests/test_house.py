@@ -78,9 +78,9 @@ def test_our_own_house_has_no_knots() -> None:
 
 # The whole of the source and of the tests: modules and code lines. A commit may lower these numbers. One that adds a capability may raise
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
-MODULES = 300
-SOURCE_LINES = 68_600
-TEST_LINES = 72_500
+MODULES = 299
+SOURCE_LINES = 67_914
+TEST_LINES = 71_728
 
 
 def test_our_own_house_keeps_its_size() -> None:
@@ -99,7 +99,7 @@ def test_names_of_tests_have_at_most_70_characters() -> None:
     assert [name for path in Path(__file__).parent.rglob("*.py") for name in named.findall(path.read_text())] == []
 
 
-MOST_LAID_OUT_BY_HAND = 122
+MOST_LAID_OUT_BY_HAND = 119
 
 
 def test_layouts_by_hand_become_fewer() -> None:
