@@ -96,7 +96,7 @@ def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expect
         )  # fmt: skip
         server = Server(name, process, port, path, words, body)
         try:
-            _wait_until_right(server, body, expected, content_type, start_seconds)
+            wait_until_right(server, body, expected, content_type, start_seconds)
             yield server
         finally:
             _end(process)
@@ -129,7 +129,8 @@ def _wait_until_listening(server: Server) -> None:
     raise RuntimeError(f"{server.name} does not listen after {START_SECONDS:.0f} s")
 
 
-def _wait_until_right(server: Server, body: bytes, expected: bytes | None, content_type: str, within: float) -> None:
+def wait_until_right(server: Server, body: bytes, expected: bytes | None, content_type: str, within: float) -> None:
+    """Return when the server gives the expected answer, or any good one. Raises RuntimeError after `within` seconds."""
     end = time.monotonic() + within
     answer: object = None
     while time.monotonic() < end:

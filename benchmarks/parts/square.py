@@ -21,7 +21,7 @@ from benchmarks.harness.rounds import (
     times,
     with_usage,
 )
-from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
+from benchmarks.harness.servers import Server, load, python_of, script, serving, wait_until_right, weir_command
 from benchmarks.harness.settings import FAST, described, ways
 
 WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
@@ -91,6 +91,7 @@ def _square(server: Server, connections: int, seconds: float) -> dict[str, float
         return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
     server.resume()
     try:
+        wait_until_right(server, server.body, None, "application/json", 60.0)  # Ray starts its HAProxy anew
         load(server.url, connections, 1.0, body=server.body)  # what it puts off while it is stopped
         return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
     finally:
