@@ -5,6 +5,7 @@ through the steps separately and is answered as soon as its last step is done. E
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
@@ -433,7 +434,7 @@ class Chain(Service):
         model = type(kind.__name__, (Chained,), attributes)
         name = name or kind.__name__.lower()
         chain = ChainSteps(kind.steps if steps is None else steps, name, settings.get("version", ""), model)
-        executor = ChainExecutor(chain, lambda: self.now())  # noqa: PLW0108 - the constructor sets it below
+        executor = ChainExecutor(chain, settings.setdefault("clock", time.monotonic))
         options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
 

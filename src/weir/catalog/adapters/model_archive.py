@@ -40,7 +40,8 @@ def unpack(archive: Path, folder: Path, source: str) -> None:
     room = max(_ALWAYS_FITS, _MOST_PACKED * archive.stat().st_size)
     files = total = 0
     try:
-        for member in _members(archive, room + _HEADERS):
+        is_zip = zipfile.is_zipfile(archive)
+        for member in _zip_members(archive) if is_zip else _tar_members(archive, room + _HEADERS):
             files, total = files + 1, total + member.size
             if files > MAX_FILES or total > room:
                 found = f"more than {MAX_FILES} files" if files > MAX_FILES else f"more than {room} bytes of files"
@@ -49,19 +50,11 @@ def unpack(archive: Path, folder: Path, source: str) -> None:
                 )
             _write(member, folder / _inner_path(member.name, source))
     except FileExistsError as error:
-        raise SettingsError(f"{source}: has {_name_of(error.filename, folder)} twice") from error
+        raise SettingsError(f"{source}: has {str(Path(error.filename).relative_to(folder))!r} twice") from error
     except _DAMAGED as error:
         raise SettingsError(f"{source}: is damaged, or no archive: {brief(str(error), 200)}") from error
     except OSError as error:
         raise SettingsError(f"{source}: cannot be unpacked into {folder.parent}: {error.strerror or error}") from error
-
-
-def _name_of(path: str, folder: Path) -> str:
-    return repr(str(Path(path).relative_to(folder)))
-
-
-def _members(archive: Path, room: int) -> Iterator[_Packed]:
-    return _zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive, room)
 
 
 def _zip_members(archive: Path) -> Iterator[_Packed]:

@@ -53,7 +53,7 @@ NEEDED = (
 
 Trailers = tuple[tuple[str, str], ...]
 
-_MANY, _LONGEST = 1.0, 1e8  # seconds: a call whose deadline is later than the latter has none
+_LONGEST = 1e8  # seconds: a call whose deadline is later has none
 _OK, _UNIMPLEMENTED = 0, 12
 
 # A response of more bytes than this is charged until it has been sent.
@@ -103,11 +103,9 @@ class IncomingCall:
         return self.forwarded or ("" if self._raw is None else self._raw.peer().decode("latin-1"))
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the deadline, whole hundredths if they are many, so that calls of one timeout share a form; None if there is none."""
+        """Return the seconds until the deadline; None if there is none."""
         left = self.deadline - time.monotonic()
-        if left > _MANY:
-            return left // 0.01 / 100.0 if left < _LONGEST else None
-        return max(0.0, left)
+        return max(0.0, left) if left < _LONGEST else None
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
         """End the call, with `body` as its last message. Nothing happens if it is over."""
