@@ -53,6 +53,7 @@ class Scaling:
     def __init__(self, world: "World", plan: RangePlan, draw: random.Random) -> None:
         self.plan = plan
         self._world, self._draw = world, draw
+        self._count = max(1, plan.least)
         self._excused_at = -math.inf  # when there were as many as may be, or some could not be started, or were lost
 
     def excuse(self) -> None:
@@ -61,11 +62,12 @@ class Scaling:
 
     def changed(self, executor: "SimulatedExecutor") -> None:
         """There is one worker more, or less."""
-        count, plan = len(executor.states()), self.plan
+        count, before, plan = len(executor.states()), self._count, self.plan
         if count > plan.most or (count < plan.least and not executor.stopped):
             self._world.broken(f"there are {count} workers, of {plan.least}..{plan.most}")
-        if count == plan.most:
+        if plan.most in (count, before):
             self.excuse()
+        self._count = count
 
     def begins(self, executor: "SimulatedExecutor") -> None:
         """A worker begins to start: the first one as soon as there is a request."""
@@ -84,7 +86,8 @@ class Scaling:
     def check_expired(self, arrival: float, start: float) -> None:
         """A request that came at `arrival` has expired in the queue: right if there were as many workers as may be."""
         now = self._world.loop.now
-        if now - max(arrival, self._excused_at + FAILED) > _PATIENCE + 4.0 * max(start, WorkerScaling.INTERVAL):
+        excused_at = now if self._count == self.plan.most else self._excused_at
+        if now - max(arrival, excused_at + FAILED) > _PATIENCE + 4.0 * max(start, WorkerScaling.INTERVAL):
             self._world.broken(f"a request expired after {now - arrival:g} s, and there could be more workers")
 
     def attach(self, scaler: Any) -> None:

@@ -187,6 +187,8 @@ class SimulatedExecutor(ExecutorBase):
                 self.scaling.check_start(self)
         except BaseException as error:
             del self._workers[index]
+            if self.scaling is not None:
+                self.scaling.changed(self)
             if isinstance(error, ModelError) and not any(
                 each.state.state == "ready" for each in self._workers.values()
             ):
@@ -317,10 +319,11 @@ class SimulatedExecutor(ExecutorBase):
 
     def _arrive(self, worker: _Worker, life: int, batch: Batch, sent: Events | bytearray) -> None:
         if worker.life == life:
-            worker.sent.discard(batch.batch_id)
             if isinstance(sent, bytearray):
                 assert worker.memory is not None
                 sent = worker.memory.receive(sent, batch)
+            if sent.final:
+                worker.sent.discard(batch.batch_id)
             self._listener.received(worker.state.index, sent)
 
     def _hung(self, worker: _Worker, life: int) -> None:

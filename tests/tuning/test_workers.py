@@ -216,6 +216,19 @@ async def test_lost_worker_is_not_replaced_twice() -> None:
         rig.executor.revive(2)
 
 
+async def test_worker_stays_for_what_must_run_again() -> None:
+    """Even where nothing arrives for long, and the executor takes as long to bring it back."""
+    async with running("0..1", scale_to_zero_after=2.0) as rig:
+        call = rig.service.infer(7)
+        await turns()
+        rig.executor.lose(0)
+        await rig.pass_seconds(5)
+        assert rig.executor.removed == []
+        rig.executor.revive(0)
+        rig.executor.answer_everything()
+        assert await call == 7
+
+
 async def test_workers_of_a_range_are_not_added_by_hand() -> None:
     async with running() as rig:
         for change in (rig.service.add_worker, rig.service.remove_worker):

@@ -228,16 +228,13 @@ class Batcher:
         queue.enter(request)
 
     def _fullness(self, queue: RequestQueue, request: Request) -> str:
-        return f"rows={request.form.rows}: {self._what_is_full(queue, request)}"
-
-    def _what_is_full(self, queue: RequestQueue, request: Request) -> str:
-        waiting = queue.waiting + queue.again
+        waiting, rows = queue.waiting + queue.again, f"rows={request.form.rows}: "
         if waiting + queue.running + request.form.rows > queue.capacity:
-            return f"{waiting} rows wait and {queue.running} are with workers, capacity={queue.capacity}"
+            return f"{rows}{waiting} rows wait and {queue.running} are with workers, capacity={queue.capacity}"
         if queue.cost + request.form.cost > queue.max_cost:
-            return f"requests that cost {queue.cost:g} wait, this costs {request.form.cost:g}, max_queue_cost={queue.max_cost:g}"
+            return f"{rows}requests that cost {queue.cost:g} wait, this costs {request.form.cost:g}, max_queue_cost={queue.max_cost:g}"
         key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
-        return f"{queue.waiting} rows wait, {key}={queue.max_rows}"
+        return f"{rows}{queue.waiting} rows wait, {key}={queue.max_rows}"
 
     def cancel(self, request: Request, now: float) -> list[tuple[int, int, list[int]]]:
         """Settle a submitted `request` whose caller has left, and take it out of the queue.
@@ -247,16 +244,13 @@ class Batcher:
         if not settle(request):
             return []
         if request.taken < request.form.rows:
-            self._class_of(request).queue.leave(request)
+            (self._bulk if is_bulk(request) else self._interactive).queue.leave(request)
         if not request.taken:
             return []
         self._count_suspects()
         if request.deadline - now <= GIVEN_UP * request.form.timeout:
             self._miss(request)
         return self.where([request])
-
-    def _class_of(self, request: Request) -> WorkClass:
-        return self._bulk if is_bulk(request) else self._interactive
 
     def where(self, requests: Iterable[Request]) -> list[tuple[int, int, list[int]]]:
         """Return where `requests`, which have ended, run, as (worker, batch id, entry indices): the workers may leave them out."""
@@ -683,6 +677,11 @@ class Batcher:
     def bulk_workers(self) -> int:
         """The number of workers that take bulk work only and are ready, or are being replaced."""
         return len(self._bulk.workers)
+
+    @property
+    def backlog(self) -> int:
+        """The rows that wait, or must run again because their worker died, without what bulk workers take."""
+        return self._queue.waiting + self._queue.again + (0 if self._bulk.workers else self._bulk.waiting)
 
     @property
     def suspects(self) -> int:

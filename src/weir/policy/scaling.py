@@ -159,7 +159,7 @@ class ScalingObservation(NamedTuple):
     Attributes:
         now: the instant.
         arrivals: rows that have ever arrived.
-        waiting: rows in the queue.
+        waiting: rows in the queue, and rows that must run again because their worker died.
         running: batches with workers.
         ready: workers that take batches.
         starting: for each worker that starts, the seconds until it is expected to be ready.

@@ -179,12 +179,11 @@ class WorkerTuner(SilentObserver):
         now, batcher = self._clock(), self._driver.batcher
         starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
         lost = self._present() - batcher.workers - len(starting)
-        waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
         running = sum(not dispatch.gives_way for dispatch in batcher.running.values())
         return ScalingObservation(
             now,
             batcher.offered,
-            waiting + len(self._driver.outside),
+            batcher.backlog + len(self._driver.outside),
             running,
             batcher.workers,
             [*starting, *[self.start_up] * lost],

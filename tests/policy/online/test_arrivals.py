@@ -55,6 +55,12 @@ def test_it_stays_while_nothing_comes_and_no_time_passes() -> None:
     assert estimate.observe(0.51, 61) > 105.0
 
 
+def test_no_gap_is_too_short_for_the_window() -> None:
+    estimate = Rate(enough=0)
+    estimate.learn(1, 1e-14)
+    assert estimate.value == pytest.approx(1e14)
+
+
 def test_silences_and_rises_are_followed_within_some_hundred_arrivals() -> None:
     estimate = Rate()
     follow(estimate, poisson(1000.0, 1000))

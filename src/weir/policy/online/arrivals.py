@@ -18,7 +18,7 @@ Rows that arrive together, in requests of several rows, count one by one, and ma
 """
 
 from collections import deque
-from math import exp, inf, sqrt
+from math import exp, expm1, inf, sqrt
 from typing import NamedTuple
 
 WINDOW_ROWS = 50.0  # T is this many mean gaps
@@ -74,7 +74,7 @@ class Rate:
             rows *= window / seconds
             seconds = window
         faded = exp(-gap / window)
-        lasting = (1.0 - faded) * window
+        lasting = -expm1(-gap / window) * window  # positive, however short the gap is
         self._rows = rows = rows * faded + count * lasting / gap
         self.seconds = seconds = seconds * faded + lasting
         self._counted += count
@@ -87,7 +87,7 @@ class Rate:
         if not self._rows:
             return 0.0
         faded = exp(-gap / self._window)
-        return self._rows * faded / (self.seconds * faded + (1.0 - faded) * self._window)
+        return self._rows * faded / (self.seconds * faded - expm1(-gap / self._window) * self._window)
 
 
 FORECAST_ROWS = 10.0  # T of a forecast, in rows: as sure as a mean over twice as many
