@@ -11,6 +11,7 @@ from tests.simulated.channels import SILENCE, ChannelClient
 from tests.simulated.fuzzing import FIRST_NUMBER, damaged
 from tests.simulated.grpc_core import CANCELLED, DEADLINE_EXCEEDED, OK, UNAVAILABLE, Pairs, SimulatedCall
 from tests.simulated.models import RAISED
+from tests.simulated.relaying import LATENCIES
 from tests.simulated.themes import some
 
 from weir.frontends.grpc.services import INFERENCE
@@ -295,7 +296,8 @@ class _Stream(_Call):
         plan = client.site.plan
         most = max(ask.timeout for ask in asks)
         rounds = 1 + len(asks) // plan.stream_requests
-        self.until = self.began + self.limit(rounds * most)
+        passing = 2.0 * max(LATENCIES) * len(asks) if plan.fronts else 0.0  # of one response after another by a front
+        self.until = self.began + self.limit(rounds * most + passing)
         self._waiting = {str(ask.n): ask for ask in asks}
         if "max_waiting_bytes" in plan.http:
             self.excused = True  # its requests may wait for memory

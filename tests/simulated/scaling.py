@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SHARE = 0.2  # of the plans have models with a range
 RANGES = ("0..1", "0..2", "0..4", "1..2", "1..4", "2..3")
 SETTLES = 60.0  # seconds after which a rate of the past counts for nothing, beside those of starts
+FADES = 20.0  # starts in which the error of a rate becomes 1/e of what it was, of at least a second each
 FAILED = 40.0  # seconds after a start that has failed in which there may be none
 _AT_ONCE, _PATIENCE = 0.1, 8.0  # seconds until a first worker starts, and until one more does
 
@@ -106,9 +107,13 @@ class Scaling:
 async def settle(world: "World") -> None:
     """Wait until the numbers of workers must have followed: nobody asks any more."""
     ranges = world.plan.ranges
-    starts = max((world.plan.workers[name].start for name in ranges), default=0.0)
-    await asyncio.sleep(max((each.idle_after for each in ranges.values()), default=0.0) + SETTLES + 10.0 * starts)
-    for name, each in ranges.items():
-        count = len(world.services[name].executor.states())
-        if count != each.least:
-            world.broken(f"{name}: nobody asks, and there are {count} workers, of {each.least}..{each.most}")
+    start = max((world.plan.workers[name].start for name in ranges), default=0.0)
+    await asyncio.sleep(max((each.idle_after for each in ranges.values()), default=0.0) + SETTLES + 10.0 * start)
+    for _ in range(9):
+        counts = {name: len(world.services[name].executor.states()) for name in ranges}
+        wrong = [name for name, each in ranges.items() if counts[name] != each.least]
+        if not wrong:
+            return
+        await asyncio.sleep(FADES * max(start, 1.0))
+    each = ranges[wrong[0]]
+    world.broken(f"{wrong[0]}: nobody asks, and there are {counts[wrong[0]]} workers, of {each.least}..{each.most}")
