@@ -262,7 +262,8 @@ class ChangeClient(ChannelClient):
             late = site.loop.now - max(until, most if kind in ("ModelNotReady", "Draining") else 0.0)
         if late > LATE:
             return f"it ended {late:.3f} s after its deadline"
-        phases = catalog.during(ask.label, ask.sent - (_FOLLOWS if site.plan.fronts else 0.0))
+        sent = ask.sent - (_FOLLOWS if site.plan.fronts else 0.0)
+        phases = catalog.during(ask.label, sent)
         states = {phase.state for phase in phases}
         if kind not in self._allowed(ask, states):
             return f"it got {kind or 'an answer'}, while the model was {sorted(states)}: {str(document)[:300]}"
@@ -272,6 +273,9 @@ class ChangeClient(ChannelClient):
             document = json.loads(document["outputs"][0]["data"][0])
         if {name: document.get(name) for name in ("n", "v")} != {"n": ask.n, "v": answer_to(ask.n)}:
             return f"the answer is not its own: {document}"
+        phases = catalog.during(
+            ask.label, math.nextafter(sent, 0.0)
+        )  # it may have come before a change of the same instant
         since = phases[0].since
         for origin, name in zip(document["from"], catalog.plan.parts(ask.name), strict=True):
             label, _, tag = origin.partition(":")

@@ -105,6 +105,7 @@ class _Life:
         """Start, if the disk allows it."""
         world = self._world
         world.watch, world.metrics = Watch(world), Metrics()
+        world.device = world.new_device()  # with its process, its turns are over
         registry = self.registry = Registry([world.make_service("items")])
         settings = HttpSettings(port=0)
         context = KserveContext(registry, settings, account=OrderedAccount(settings))
@@ -234,7 +235,8 @@ class JobWorld(World):
         store = JobStore(self.directory, JobSettings())
         store.disk = SimulatedDisk(self.storage, lambda: None)
         try:
-            store.clean(int(self.wall()) + STALE + 1, 0)
+            now = max((self.wall(), *self.storage.written.values()))  # the clock may have been set back since then
+            store.clean(int(now) + STALE + 1, 0)
             files = store.files(purpose=None, after=None, limit=10_000, ascending=True)
             known = {each.id: each.bytes for each in files}
             found = {path.name: path.stat().st_size for path in (self.directory / "files").iterdir()}

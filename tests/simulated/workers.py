@@ -110,7 +110,7 @@ class SimulatedExecutor(ExecutorBase):
     async def start(self, listener: Listener) -> None:
         self._listener, self.stopped = listener, False
         await asyncio.sleep(self._plan.start)
-        if not all(await asyncio.gather(*map(self._warm_up, self._workers.values()))):
+        if self.stopped or not all(await asyncio.gather(*map(self._warm_up, self._workers.values()))):
             raise ModelNotReady("stopped before it was ready")
         for worker in self._workers.values():
             self._ready(worker)

@@ -137,7 +137,11 @@ class World:
         self.server: Any = None
         self._changed_at = 0.0  # when what readiness depends on changed last
         self.clients: list[Any] = []
-        self.device = None if plan.device is None else Device(self, plan.device)
+        self.device = self.new_device()
+
+    def new_device(self) -> Device | None:
+        """Return the device on which models take turns; None if there is none."""
+        return None if self.plan.device is None else Device(self, self.plan.device)
 
     def broken(self, what: str) -> None:
         """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
