@@ -1,7 +1,7 @@
 """Runs the simulated server: `python -m tests.simulated [--seconds 60] [--jobs 2] [--first SEED]`.
 
-Each seed is a server, its clients and what befalls them. A seed that breaks a promise is made as small as it can be, and the command that replays
-it is printed and kept in seeds/; the exit code is 1 then. `--seed SEED` runs one seed; `--mutant NAME` with a fault that is planted (see mutants.py).
+Each seed is a server, its clients and what befalls them. The first seed that breaks a promise is made as small as it can be, and the command that
+replays it is printed and kept in seeds/; the exit code is 1 then. `--seed SEED` runs one seed; `--mutant NAME` with a fault that is planted (see mutants.py).
 """
 
 import argparse
@@ -10,7 +10,10 @@ import json
 import multiprocessing
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulated.world import Result
 
 
 def main() -> int:
@@ -56,12 +59,13 @@ def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
 
 
 def search(first: int, step: int, seconds: float, mutant: str | None = None) -> int:
-    """Run every `step`-th seed from `first` on, until one fails or the time is over; return the exit code."""
+    """Run every `step`-th seed from `first` on, until the time is over or a mutant is found; return the exit code."""
     from tests.simulated.plans import draw_plan
-    from tests.simulated.shrinking import command, keep, shrunk
+    from tests.simulated.shrinking import promise_of
     from tests.simulated.world import simulate
 
     began, seed, requests, hours, quiet = time.process_time(), first, 0, 0.0, 0.0
+    broken: set[str] = set()
     gc.set_threshold(50_000, 20, 50)  # what a simulation leaves is much, and soon garbage
     while time.process_time() < began + seconds:
         plan = draw_plan(seed)
@@ -74,31 +78,41 @@ def search(first: int, step: int, seconds: float, mutant: str | None = None) -> 
         quiet += result.seconds / 3600 if plan.quiet else 0.0
         if result.fault:
             print(f"seed {seed}: {result.fault}", flush=True)
-            smallest = shrunk(result.plan) if mutant is None else result
-            print(f"the smallest plan that fails: {smallest.fault}\n{command(smallest.plan, mutant)}", flush=True)
-            if mutant is None:
-                keep(smallest)
-            return 1
+            if (promise := promise_of(result.fault)) not in broken:
+                report(result, mutant)
+                broken.add(promise)
+            if mutant is not None:
+                return 1
         seed += step
     said = f"{(seed - first) // step} seeds from {first}: {requests} requests, {hours:.1f} simulated hours"
     print(f"{said} ({quiet:.1f} quiet), {time.process_time() - began:.0f} s of CPU", flush=True)
-    return 0
+    return int(bool(broken))
+
+
+def report(failed: "Result", mutant: str | None) -> None:
+    """Print the command that replays a seed, as small as it can be made unless a fault is planted; then it is kept, too."""
+    from tests.simulated.shrinking import command, keep, shrunk
+
+    smallest = shrunk(failed.plan) if mutant is None else failed
+    print(f"the smallest plan that fails: {smallest.fault}\n{command(smallest.plan, mutant)}", flush=True)
+    if mutant is None:
+        keep(smallest)
 
 
 def search_jobs(first: int, seconds: float) -> int:
-    """Run the batch jobs of the seeds from `first` on, at least of that one, until one fails or the time is over; return the exit code."""
+    """Run the batch jobs of the seeds from `first` on, at least of that one, until the time is over; return the exit code."""
     from tests.simulated.jobs import simulate_jobs
 
-    began, seed, requests = time.process_time(), first, 0
+    began, seed, requests, failed = time.process_time(), first, 0, 0
     while seed == first or time.process_time() < began + seconds:
         result = simulate_jobs(seed)
         requests += result.requests
         if result.fault:
             print(f"seed {seed}: {result.fault}\n.venv/bin/python -m tests.simulated --disk --seed {seed}", flush=True)
-            return 1
+            failed = 1
         seed += 1
     print(f"{seed - first} seeds of batch jobs from {first}: {requests} requests, trace {result.trace}", flush=True)
-    return 0
+    return failed
 
 
 if __name__ == "__main__":
