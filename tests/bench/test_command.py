@@ -24,7 +24,7 @@ def served() -> Iterator[Served]:
 
 
 def test_a_server_is_measured_with_its_own_example_and_its_own_counts(served: Served, tmp_path: Path) -> None:
-    files = ("--json", tmp_path / "a.json", "--markdown", tmp_path / "a.md")
+    files = ("--json", tmp_path / "a.json")
     load = ("--arrivals", "poisson", "--rate", 800, "--duration", 0.5, *ANY_LAG)
     done = weir("bench", f"{served.url}/infer/square", *load, *files)
     assert done.returncode == 0, done.stderr
@@ -34,23 +34,12 @@ def test_a_server_is_measured_with_its_own_example_and_its_own_counts(served: Se
     # All were counted by the server: those of the warm-up too, but not the first, which only looked.
     rows = outcome["batches"]["count"] * outcome["batches"]["mean_rows"]
     assert rows == pytest.approx(round(rows)) and rows > outcome["requests"]
-    assert "| answered |" in (tmp_path / "a.md").read_text()
 
 
 def command(*arguments: object) -> int:
     """Run `weir bench` here: to start Python takes longer than all the rest."""
     code: int = described("bench")(["bench", *map(str, arguments)], standalone_mode=False)
     return code
-
-
-def test_in_process_with_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    code = command(
-        "--in-process", f"{MODELS}:Square", "--policy", "greedy", "--policy", "full", "--set", "max-batch-size=4",
-        "--set", "executor=inline", "--rate", 400, "--duration", 0.5, "--rounds", 1, *ANY_LAG,
-    )  # fmt: skip
-    assert code == 0
-    shown = capsys.readouterr().out
-    assert "greedy" in shown and "cut by size" in shown
 
 
 def test_a_run_that_left_late_fails(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,10 +64,7 @@ def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Se
         ((f"{served.url}/infer/circle", "--rate", 5), "accepts no requests at this path, but at /infer/square"),
         ((square, "--rate", 5, "--data", "three"), "400 InvalidRequest"),
         ((square, "--rate", 5, "-H", "nothing"), "--header='nothing': must be NAME: VALUE"),
-        ((square, "--rate", 5, "--policy", "full"), "--policy and --set are for models in this process"),
         ((square, "--rate", 5, "--json", tmp_path / "no" / "a.json"), "must be a writable directory"),
-        (("--in-process", f"{MODELS}:Square", "--set", "wrkers=1"), "did you mean workers"),
-        (("--in-process", f"{MODELS}:Square", "--set", "workers"), "must be KEY=VALUE"),
         (("--rate", 5), "nothing to measure: give a URL"),
     ):
         with pytest.raises(SettingsError, match=wrong) as caught:

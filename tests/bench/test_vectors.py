@@ -1,12 +1,10 @@
 """The load and the tables of a server of sentence vectors, against a client that counts."""
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,12 +20,11 @@ ONCE = vectors.Patience(1, 10.0)
 class Counting:
     """A server that counts what it is asked, and its clients."""
 
-    def __init__(self, wrong: str = "", *, late: bool = False) -> None:
+    def __init__(self, wrong: str = "") -> None:
         self.requests: Counter[int] = Counter()  # by their number of texts
-        self.opened = self.most_ahead = 0
+        self.opened = 0
         self.flags: list[list[str]] = []
         self._wrong = wrong
-        self._late = late  # only what is made ahead is wrong
         self._lock = threading.Lock()
 
     def connect(self) -> EmbeddingClient:
@@ -42,24 +39,10 @@ class Counting:
         return None
 
     def encode(self, texts: list[str]) -> None:
-        if self._wrong and not self._late:
+        if self._wrong:
             raise InvalidRequest(self._wrong)
         with self._lock:
             self.requests[len(texts)] += 1
-
-    def encode_async(self, batches: Iterator[list[str]], *, ahead: int) -> Iterator[None]:
-        """Answer when so many have been asked for."""
-        if self._wrong:
-            raise InvalidRequest(self._wrong)
-        under_way = 0
-        for texts in batches:
-            self.encode(texts)
-            under_way += 1
-            self.most_ahead = max(self.most_ahead, under_way)
-            if under_way == ahead:
-                under_way -= 1
-                yield
-        yield from repeat(None, under_way)
 
     @contextmanager
     def serve(self, flags: Sequence[str]) -> Iterator[vectors.Connect]:
@@ -95,30 +78,9 @@ def test_an_error_of_a_call_is_that_of_the_measurement() -> None:
         vectors.measure(Counting("no").connect, vectors.Clients(4, 1, 1), ONCE)
 
 
-def test_steady_clients_keep_so_many_requests_under_way() -> None:
-    server = Counting()
-    rates = vectors.measure(server.connect, vectors.Clients(3, 2, 5, ahead=4), vectors.Patience(math.inf, 0.0))
-    assert len(rates) == 3 and all(rate > 0 for rate in rates)
-    assert server.most_ahead == 4 and server.requests[2] >= 3 * (4 + 1)
-
-
-def test_an_error_of_one_steady_client_ends_the_others() -> None:
-    server = Counting()
-
-    def connect() -> EmbeddingClient:
-        if server.opened:
-            return Counting("no", late=True).connect()
-        return server.connect()
-
-    with pytest.raises(InvalidRequest, match="no"):
-        vectors.measure(connect, vectors.Clients(2, 1, 1, ahead=2), vectors.Patience(math.inf, 3600.0))
-
-
 def test_every_table_is_written_and_every_step_reported() -> None:
     server, told = Counting(), list[str]()
-    plan = vectors.TablesPlan(
-        [20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=vectors.Patience(1, 0.0), small_and_large=False
-    )
+    plan = vectors.TablesPlan([20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=vectors.Patience(1, 0.0))
     tables = list(vectors.Tables(plan, server.serve, told.append).measure())
     assert [table.title for table in tables] == [
         "Length of texts", "Texts in a batch of the server", "Pooled layer", "Texts in a request of one client", "Clients",
@@ -130,14 +92,6 @@ def test_every_table_is_written_and_every_step_reported() -> None:
         ["--max-length", "20"], short, [*short, "--max-batch-size", "32", "--max-batch-cost", "1280", "--run-tokens", "1280"],
         [*short, "--layers", "-1"], [*short, "--layers", "-2"], short,
     ]  # fmt: skip
-
-
-def test_small_requests_are_compared_with_large_ones() -> None:
-    server, told = Counting(), list[str]()
-    plan = vectors.TablesPlan([], [], [], [], [], batch=4, patience=vectors.Patience(1, 0.0))
-    (table,) = vectors.Tables(plan, server.serve, told.append).measure()
-    assert [row[:4] for row in table.rows] == [(8, 32, 1, 256), (2, 1, 128, 256)]
-    assert "of the throughput of large ones (target: 0.9 or more)" in table.remark and len(told) == plan.steps
 
 
 # The tables of sentence vectors in files.

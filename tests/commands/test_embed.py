@@ -117,7 +117,7 @@ def test_a_server_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> No
 def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
     only = ("-test_max_seq_len", "12", "-test_client_batch_size", "1", "4", "--test_num_client", "2", "--batch-size=")
-    flags = ("--quick", "--layer=", "--no-small-and-large", "--text-length", "12", "--json", tmp_path / "tables.json")
+    flags = ("--quick", "--layer=", "--text-length", "12", "--json", tmp_path / "tables.json")
     files = ("--markdown", tmp_path / "tables.md")
     server = ("--", "--no-calibrate", "--cache", tmp_path / "cache")
     env = {"WEIR_API_KEY": "of another server"}

@@ -5,9 +5,9 @@
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
 run.py      one round of requests, an open or a closed loop; all rounds of all targets, and the results
-target.py   the contract of a target, the ledger of a round, the batches that a server counts; and a model in this process
+target.py   the contract of a target, the ledger of a round, the batches that a server counts
 server.py   an endpoint of a server: any path that accepts POST, or the Open Inference Protocol over HTTP, gRPC and WebSocket
-report.py   the progress line, tables, Markdown and JSON
+report.py   the progress line, the table and JSON
 vectors.py  the tables for a server of text vectors
 
 Importing this module loads the settings only, from which the command line is made.
@@ -27,19 +27,16 @@ from weir.errors import SettingsError
 if TYPE_CHECKING:
     from weir.bench.run import Lag, Outcome, Report, run_bench
     from weir.bench.server import ServerTarget
-    from weir.bench.target import InProcessTarget, Target
-    from weir.model import Model
-    from weir.serving.service import Service
+    from weir.bench.target import Target
     from weir.simulation.statistics import Estimate
 
 __all__ = [
-    "Estimate", "HttpOptions", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "ServerTarget", "Target",
-    "bench", "run_bench", "run_shown",
+    "Estimate", "HttpOptions", "Lag", "LoadSettings", "Outcome", "Report", "ServerTarget", "Target", "bench", "run_bench", "run_shown",
 ]  # fmt: skip
 
 _WHERE = {
     **dict.fromkeys(("Lag", "Outcome", "Report", "run_bench"), "weir.bench.run"),
-    **dict.fromkeys(("InProcessTarget", "Target"), "weir.bench.target"),
+    "Target": "weir.bench.target",
     "ServerTarget": "weir.bench.server",
     "Estimate": "weir.simulation.statistics",
 }
@@ -96,7 +93,7 @@ class HttpOptions(Checked):
 
 
 def bench(
-    *targets: "str | type[Model] | type[Service] | Target",
+    *targets: "str | Target",
     data: str | Sequence[Any] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout: float = 10.0,
@@ -107,8 +104,7 @@ def bench(
 
     Arguments:
         targets: each is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or
-            ws://HOST:PORT/MODEL), a model's class, which is served in this process, or a Target (InProcessTarget takes
-            settings of the service).
+            ws://HOST:PORT/MODEL) or a Target.
         data: the bodies to send; see `read_payloads`. None sends the model's own example.
         headers: headers of each HTTP request.
         timeout: seconds until a request counts as failed.
@@ -119,6 +115,8 @@ def bench(
     This runs an event loop of its own; within an event loop, await `run_bench` instead. Raises SettingsError for a wrong setting
     or a target that does not respond. If the measurement is invalid, the report's `failures` say why.
     """
+    from weir.bench.server import ServerTarget
+
     with suppress(RuntimeError):  # raised if no event loop runs
         asyncio.get_running_loop()
         raise SettingsError(
@@ -127,7 +125,8 @@ def bench(
     load = LoadSettings(**settings)
     connections = load.concurrency or HttpOptions.max_connections
     options = HttpOptions(headers=headers or {}, timeout=timeout, max_connections=connections)
-    return run_shown([_target(each, data, options) for each in targets], load, progress=progress)
+    made = [ServerTarget(each, data, options) if isinstance(each, str) else each for each in targets]
+    return run_shown(made, load, progress=progress)
 
 
 def run_shown(targets: "Sequence[Target]", settings: LoadSettings, *, progress: bool) -> "Report":
@@ -146,15 +145,3 @@ def run_shown(targets: "Sequence[Target]", settings: LoadSettings, *, progress: 
     finally:
         if progress:
             show_line("")
-
-
-def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> "Target":
-    from weir.bench.server import ServerTarget
-    from weir.bench.target import InProcessTarget
-
-    if isinstance(target, str):
-        return ServerTarget(target, data, options)
-    if isinstance(target, type):
-        return InProcessTarget(target, data, timeout=options.timeout)
-    made: Target = target
-    return made

@@ -1,4 +1,4 @@
-"""Shows a run: its progress in a line, and its results as a table with a column for each target, as Markdown and JSON."""
+"""Shows a run: its progress in a line, and its results as JSON and as a table with a column for each target."""
 
 import asyncio
 import shutil
@@ -49,18 +49,6 @@ def table(report: Report) -> Table:
     for label, cells in rows(report):
         drawn.add_row(label, *cells)
     return drawn
-
-
-def markdown(report: Report) -> str:
-    """Return the report as Markdown."""
-    names = [name.replace("|", "\\|") for name in report.outcomes]
-    lines = ["# Load test", "", headline(report) + ".", ""]
-    lines += ["| " + " | ".join(["", *names]) + " |", "| --- |" + " ---: |" * len(names)]
-    lines += ["| " + " | ".join([label, *cells]) + " |" for label, cells in rows(report)]
-    if report.failures:
-        lines += ["", "This measurement is invalid:", "", *(f"- {line}" for line in report.failures)]
-    lines += [line for text in report.warnings for line in ("", f"Warning: {text}")]
-    return "\n".join(lines) + "\n"
 
 
 def rows(report: Report) -> list[Row]:
@@ -117,7 +105,6 @@ def _number(value: float) -> str:
 
 
 _INTERVAL = 0.25  # seconds
-_LAG_REQUESTS = 256  # the shown send lag is that of the last requests, this many
 
 
 @asynccontextmanager
@@ -151,12 +138,4 @@ def progress_line(turn: TargetTurn, ledger: Ledger, elapsed: float) -> str:
     done, whole = turn.index * turn.seconds + min(elapsed, turn.seconds), turn.count * turn.seconds
     text = f"{done / whole:4.0%}, {whole - done:.0f} s left: {ledger.begun:,} sent"
     text += f", {ledger.over - ledger.failed:,} ok, {ledger.failed:,} failed"
-    if ledger.recent:
-        times = sorted(ledger.recent)
-        p50, p99 = (times[int(share * len(times))] * 1000.0 for share in (0.5, 0.99))
-        text += f", p50 {p50:.3g} p99 {p99:.3g} ms"
-    last = range(max(0, ledger.begun - _LAG_REQUESTS), ledger.begun)
-    lags = [ledger.sent[index] - ledger.intended[index] for index in last if ledger.sent[index] == ledger.sent[index]]
-    if lags:
-        text += f", send lag {max(lags) * 1000.0:.2g} ms"
     return f"{text}, {turn.target}"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import isnan
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -220,33 +220,45 @@ def _paths(document: Any) -> list[str]:
 # How it is sent.
 
 
-class Sender(Protocol):
-    """Sends requests to a server: it sends what `prepared` makes of a step of weir.client again and again.
+class Sender:
+    """Sends requests to a server over the transports of a client of weir.client, each of which `make` returns and which carries many at a time.
 
     Attributes:
         channels: how many connections carry requests in turn.
         connections, held: see Target.
     """
 
-    channels: int
-    connections: int
-    held: int
+    held = 0
+
+    def __init__(self, make: Callable[[], AsyncTransport], options: HttpOptions) -> None:
+        self._make = make
+        self._timeout = options.timeout
+        self.channels = self.connections = options.channels
+        self._transports: list[AsyncTransport] = []
 
     async def connect(self) -> None:
         """Connect. Raises SettingsError."""
+        self._transports = [self._make() for _ in range(self.channels)]
 
     def prepared(self, step: Any) -> Any:
-        """Return what `start` sends for a step."""
+        """Return what `start` sends again and again for a step."""
+        return step
 
     async def send(self, step: Any, within: float, index: int = 0) -> Any:
         """Send `step`, prepared or not, over connection number `index`, and return the response, which must come `within` that many seconds.
         Raises SettingsError and WeirError."""
+        return await self._transports[index].send(step, within)
 
     def start(self, step: Any, index: int, sent: Callable[[], object]) -> "asyncio.Future[Any]":
         """Send a prepared step over connection number `index`, call `sent` at that moment, and return the future response."""
+        sent()
+        return asyncio.ensure_future(self._transports[index].send(step, self._timeout))
 
     async def close(self) -> None:
         """Close the connections."""
+        for transport in self._transports:
+            await transport.close()
+        self._transports = []
 
 
 _SPARE = 16  # connections that are open before the first request
@@ -254,13 +266,11 @@ _OTHER_FILES = 100  # files that this process may have open besides its connecti
 USER_AGENT = "weir-bench"
 
 
-class HttpSender:
+class HttpSender(Sender):
     """A Sender over HTTP, where a connection carries one request at a time."""
 
-    channels = 1
-    connections = held = 0
-
     def __init__(self, endpoint: TargetEndpoint, options: HttpOptions) -> None:
+        self.channels, self.connections = 1, 0
         headers = {"user-agent": USER_AGENT, **options.headers}
         self._server = ServerAddress(endpoint.server, headers, not options.insecure)
         self._limit = options.max_connections
@@ -310,41 +320,6 @@ def _allow_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class ClientSender:
-    """A Sender over the transports of a client of weir.client, each of which `make` returns and which carries many requests at a time."""
-
-    held = 0
-
-    def __init__(self, make: Callable[[], AsyncTransport], options: HttpOptions) -> None:
-        self._make = make
-        self._timeout = options.timeout
-        self.channels = self.connections = options.channels
-        self._transports: list[AsyncTransport] = []
-
-    async def connect(self) -> None:
-        """See Sender."""
-        self._transports = [self._make() for _ in range(self.channels)]
-
-    def prepared(self, step: Any) -> Any:
-        """See Sender."""
-        return step
-
-    async def send(self, step: Any, within: float, index: int = 0) -> Any:
-        """See Sender."""
-        return await self._transports[index].send(step, within)
-
-    def start(self, step: Any, index: int, sent: Callable[[], object]) -> "asyncio.Future[Any]":
-        """See Sender."""
-        sent()
-        return asyncio.ensure_future(self._transports[index].send(step, self._timeout))
-
-    async def close(self) -> None:
-        """See Sender."""
-        for transport in self._transports:
-            await transport.close()
-        self._transports = []
-
-
 Made = tuple[Calls, Sender]
 
 
@@ -361,14 +336,14 @@ def _grpc(endpoint: TargetEndpoint, options: HttpOptions) -> Made:
         raise SettingsError("gRPC accepts no certificate that it cannot check (insecure)")
     metadata = tuple((name.lower(), value) for name, value in options.headers.items())
     credentials = grpc.ssl_channel_credentials() if endpoint.tls else None
-    return GrpcCalls(), ClientSender(partial(AsyncGrpcTransport, endpoint.server, metadata, credentials), options)
+    return GrpcCalls(), Sender(partial(AsyncGrpcTransport, endpoint.server, metadata, credentials), options)
 
 
 def _websocket(endpoint: TargetEndpoint, options: HttpOptions) -> Made:
     from weir.client.websocket import AsyncWebSocketTransport, WebSocketCalls
 
     connect = partial(AsyncWebSocketTransport, endpoint.server, options.headers, 1, not options.insecure)
-    return WebSocketCalls(binary=endpoint.binary), ClientSender(connect, options)
+    return WebSocketCalls(binary=endpoint.binary), Sender(connect, options)
 
 
 # What makes the calls of a kind of endpoint and their Sender.

@@ -1,5 +1,5 @@
-"""Measures how fast a server of text vectors responds: with clients that wait for each response, and with clients that keep several
-requests under way. The tables are those of bert-as-service's benchmark."""
+"""Measures how fast a server of text vectors responds to clients each of which waits for its response. The tables are those of bert-as-service's
+benchmark."""
 
 import os
 import random
@@ -8,18 +8,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import cycle, takewhile
 from math import inf
-from statistics import median
 from threading import Barrier, BrokenBarrierError, Event
 from typing import IO, Any, NamedTuple
 
 from weir.client import EmbeddingClient, Unreachable
 from weir.client.embedding import EmbeddingTransport
-from weir.errors import ModelNotReady, SettingsError
+from weir.errors import ModelNotReady, SettingsError, counted
 
 # Each word is one token for the usual English models.
 _WORDS = (
@@ -33,17 +31,11 @@ Connect = Callable[[], EmbeddingClient]
 
 
 class Clients(NamedTuple):
-    """`number` clients. Each sends `batch` texts of `words` words per request, and keeps `ahead` requests under way."""
+    """`number` clients. Each sends `batch` texts of `words` words per request."""
 
     number: int
     batch: int
     words: int
-    ahead: int = 1
-
-    @property
-    def under_way(self) -> int:
-        """The number of texts that the server has at a time, of all clients together."""
-        return self.number * self.batch * self.ahead
 
 
 class Patience(NamedTuple):
@@ -58,11 +50,10 @@ class Patience(NamedTuple):
 
 
 def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0) -> list[list[str]]:
-    """Return the texts of each client, made of random words. All clients together have the same texts whenever equally many are
-    under way."""
+    """Return the texts of each client, made of random words."""
     generator = random.Random(seed)
     return [
-        [" ".join(generator.choices(vocabulary, k=clients.words)) for _ in range(clients.batch * clients.ahead)]
+        [" ".join(generator.choices(vocabulary, k=clients.words)) for _ in range(clients.batch)]
         for _ in range(clients.number)
     ]
 
@@ -71,20 +62,18 @@ def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: 
     """Return the texts per second of each client.
 
     Only times count at which all clients send: they begin when each is connected and has had a response, and go on until the last one has been
-    counted. The count of a client begins when all but one of the requests that it keeps under way have responses, and has at least one response.
-    Raises what a call raises.
+    counted. Raises what a call raises.
     """
     start, over = Barrier(clients.number), Event()
     rates: dict[int, float] = {}
 
     def count(client: EmbeddingClient, number: int, texts: list[str]) -> None:
-        began = time.perf_counter()
-        for answered, _ in enumerate(_responses(client, clients, texts, over), 2 - clients.ahead):
-            now = time.perf_counter()
-            if answered == 0:
-                began = now
-            elif answered > 0 and number not in rates and patience.is_over(answered, now - began):
-                rates[number] = answered * clients.batch / (now - began)
+        began, answered = time.perf_counter(), 0
+        while not over.is_set():
+            client.encode(texts)
+            answered, passed = answered + 1, time.perf_counter() - began
+            if number not in rates and patience.is_over(answered, passed):
+                rates[number] = answered * clients.batch / passed
                 if len(rates) == clients.number:
                     over.set()
 
@@ -107,20 +96,6 @@ def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: 
         raise error
     return [rates[number] for number in range(clients.number)]
 
-
-def _responses(client: EmbeddingClient, clients: Clients, texts: list[str], over: Event) -> Iterable[Any]:
-    """Send requests with `texts` in turn until `over` is set, and yield their responses."""
-    batch = clients.batch
-    requests = cycle([texts[start : start + batch] for start in range(0, len(texts), batch)])
-    sent = takewhile(lambda _: not over.is_set(), requests)
-    return map(client.encode, sent) if clients.ahead == 1 else client.encode_async(sent, ahead=clients.ahead)
-
-
-UNDER_WAY = 256  # texts in flight where small requests are compared with large ones
-CALLERS = 8  # clients of small requests, which have one text each
-LARGE_CLIENTS = 2  # so that the texts of one are computed while the response to the other travels
-ROUNDS = 3
-TARGET_SHARE = 0.9  # of the throughput of large requests that small ones should reach
 
 # Runs a server with these flags while the block runs.
 Serve = Callable[[Sequence[str]], AbstractContextManager[Connect]]
@@ -155,14 +130,12 @@ class TablesPlan(NamedTuple):
     length: int = 40
     batch: int = 256
     patience: Patience = Patience(8, 5.0)
-    small_and_large: bool = True
     vocabulary: Sequence[str] = WORDS
 
     @property
     def steps(self) -> int:
         """The number of measurements."""
-        lists = (self.lengths, self.batches, self.clients, self.batch_sizes, self.layers)
-        return sum(map(len, lists)) + 2 * ROUNDS * self.small_and_large
+        return sum(map(len, (self.lengths, self.batches, self.clients, self.batch_sizes, self.layers)))
 
 
 class Tables:
@@ -184,7 +157,7 @@ class Tables:
             )
         if plan.layers:
             yield self._by_setting("Pooled layer", "layer", "--layers", plan.layers)
-        if plan.batches or plan.clients or plan.small_and_large:
+        if plan.batches or plan.clients:
             with self._serve(["--max-length", str(plan.length)]) as connect:
                 yield from self._of_one_server(connect)
 
@@ -200,8 +173,6 @@ class Tables:
             yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), remark)
         if plan.clients:
             yield self._by_clients(connect)
-        if plan.small_and_large:
-            yield self._small_and_large(connect)
 
     def _by_clients(self, connect: Connect) -> Table:
         """Measure while all clients send: otherwise those that have responses first would seem faster than all together."""
@@ -226,37 +197,13 @@ class Tables:
                 rows.append((value, self._rate(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")))
         return Table(title, [column, "texts/s"], rows, f"One client, {plan.batch} texts a request.")
 
-    def _small_and_large(self, connect: Connect) -> Table:
-        """Compare requests of one text with two large requests: the same texts, and equally many under way."""
-        plan = self._plan
-        kinds = {
-            "small": Clients(CALLERS, 1, plan.length, UNDER_WAY // CALLERS),
-            "large": Clients(LARGE_CLIENTS, UNDER_WAY // LARGE_CLIENTS, plan.length),
-        }
-        rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for turn in range(ROUNDS):
-            for kind in sorted(kinds, reverse=bool(turn % 2)):
-                rates[kind].append(self._rate(connect, kinds[kind], f"{kind} requests: "))
-        share = median(small / large for small, large in zip(rates["small"], rates["large"], strict=True))
-        remark = f"Small requests reach {share:.2f} of the throughput of large ones (target: {TARGET_SHARE} or more)."
-        rows = [
-            (clients.number, clients.ahead, clients.batch, clients.under_way, median(rates[kind]))
-            for kind, clients in kinds.items()
-        ]
-        columns = ["clients", "requests in flight each", "texts in a request", "texts in flight", "texts/s"]
-        return Table("Small requests and large ones", columns, rows, remark)
-
     def _rate(self, connect: Connect, clients: Clients, what: str = "") -> float:
         """Return the texts per second of all `clients` together. Only a single client stops after some requests."""
         patience = self._plan.patience if clients.number == 1 else Patience(inf, self._plan.patience.seconds)
         rate = sum(measure(connect, clients, patience, self._plan.vocabulary))
-        more = f", {clients.under_way:,} texts in flight" * (clients.under_way > clients.batch)
-        self._progress(f"{what}{_who(clients)}{more}: {_shown(rate)} texts/s")
+        who = f"{counted(clients.number, 'client')}, {counted(clients.batch, 'text')} a request"
+        self._progress(f"{what}{who}: {_shown(rate)} texts/s")
         return rate
-
-
-def _who(clients: Clients) -> str:
-    return f"{clients.number} client{'s' * (clients.number > 1)}, {clients.batch:,} text{'s' * (clients.batch > 1)} a request"
 
 
 def _shown(value: float) -> str:

@@ -142,7 +142,6 @@ def benchmark(
             _MEASURED, "--layer", "--test-pooling-layer", "-test-pooling-layer", metavar="NUMBERS",
         ),
     ] = "all",
-    small_and_large: Annotated[bool, flag("Compare small requests with large ones.", _MEASURED)] = True,
     text_length: Annotated[int, flag("Tokens per text in the other tables.", _HOW)] = 40,
     texts: Annotated[int, flag("Texts per request in the other tables.", _HOW)] = 256,
     num_repeat: Annotated[int, flag("Maximum number of counted requests if there is one client.", _HOW, "--num-repeat", "-num-repeat")] = 8,
@@ -160,9 +159,8 @@ def benchmark(
 ) -> int:  # fmt: skip
     """Benchmark a model as bert-serving-benchmark does: start one server after another and print tables as Markdown.
 
-    Progress goes to stderr, tables to stdout. Put flags of weir embed serve after two dashes. In all tables but the last,
-    each client waits for a response before it sends again. The last table compares small requests with large ones, on the
-    same texts and with equally many texts in flight.
+    Progress goes to stderr, tables to stdout. Put flags of weir embed serve after two dashes. Each client waits for a
+    response before it sends again.
     """
     from weir.bench.vectors import WORDS, Patience, TablesPlan
 
@@ -177,7 +175,6 @@ def benchmark(
         text_length,
         texts,
         Patience(num_repeat, seconds),
-        small_and_large,
         WORDS if client_vocab_file is None else _words(client_vocab_file),
     )
     if quick:

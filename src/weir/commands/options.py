@@ -386,17 +386,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_result(text: str, path: Path | None) -> None:
-    """Write `text` to the file `path`; - prints it, and None does nothing."""
+def write_json(document: Any, path: Path | None) -> None:
+    """Write `document` as JSON to the file `path`; - prints it, and None does nothing."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     if path == STDOUT:
         typer.echo(text, nl=False)
     elif path is not None:
         write_atomically(path, text)
-
-
-def write_json(document: Any, path: Path | None) -> None:
-    """Write `document` as JSON to `path`, see write_result."""
-    write_result(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n", path)
 
 
 @contextmanager
