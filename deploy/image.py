@@ -17,6 +17,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -174,7 +175,8 @@ def inside(debian: Path, machine: Machine, program: Path, *words: object) -> str
     """Run a program of the unpacked packages by their own linker, for which nobody has to be root, and return what it prints."""
     libraries = debian / "usr/lib" / machine.triplet
     loader = debian / "usr" / machine.loader
-    return run(loader, "--library-path", libraries, program, *words, PYTHONHOME=str(debian / "usr"), PYTHONPATH="")
+    python = {"PYTHONHOME": str(debian / "usr"), "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    return run(loader, "--library-path", libraries, program, *words, **python)
 
 
 def compile_modules(debian: Path, machine: Machine, folder: Path, path: str) -> None:
@@ -189,7 +191,9 @@ def install(folder: Path, wheel: Path, extras: str, more: Sequence[str], machine
     site, programs = folder / SITE, folder / HOME / "bin"
     target = ("--target", site, "--python-version", PYTHON.removeprefix("python"), "--python-platform", machine.wheels)
     uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--only-binary", ":all:", "--link-mode", "copy")
-    run(*uv, *target, f"weir-serving{extras} @ {wheel.resolve().as_uri()}", "pip", *more)
+    # As pip and apt, uv is to trust the certificates of the machine; the second name is that of newer versions.
+    trusted = {"UV_NATIVE_TLS": "1", "UV_SYSTEM_CERTS": "1"}
+    run(*uv, *target, f"weir-serving{extras} @ {wheel.resolve().as_uri()}", "pip", *more, **trusted)
     for record in site.glob("*.dist-info/RECORD"):  # what names the folder and the time of the build goes
         here = ("direct_url.json", "uv_cache.json")
         record.write_text("".join(line for line in record.open() if not any(name in line for name in here)))
@@ -370,7 +374,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.variants:
         with tempfile.TemporaryDirectory(prefix="weir-image-") as work:
-            build(name, arguments.output, arguments.more, arguments.models, Path(work))
+            try:
+                build(name, arguments.output, arguments.more, arguments.models, Path(work))
+            except subprocess.CalledProcessError as error:  # it has said why
+                sys.exit(f"weir:{name} was not built: exit code {error.returncode} of {shlex.join(error.cmd)}")
 
 
 if __name__ == "__main__":

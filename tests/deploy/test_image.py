@@ -213,6 +213,14 @@ def test_any_user_runs_it_on_a_root_that_nobody_can_write(root: Path, user: int)
 
 
 @pytest.mark.image
+def test_compiled_modules_name_no_time_and_no_place_of_a_build(root: Path) -> None:
+    compiled = [path.read_bytes() for path in root.rglob("*.pyc")]
+    assert len(compiled) > 1000
+    assert {each[4:8] for each in compiled} == {b"\1\0\0\0"}  # that of a hash which is not compared
+    assert not [each for each in compiled if b"weir-image-" in each]
+
+
+@pytest.mark.image
 def test_images_are_small_and_their_bills_name_all_packages(root: Path) -> None:
     limit = {"core": 250e6, "embed": 400e6}[root.name]
     assert sum(path.lstat().st_size for path in root.rglob("*")) < limit
