@@ -328,8 +328,17 @@ def chart_schema() -> str:
     names = [name for name, each in sorted(every.items()) if not isinstance(each.default, dict)]
     settings: dict[str, Any] = {name: {} for name in names if name not in OF_THE_CHART}
     settings["fronts"] = {"type": "integer", "minimum": 1}  # "auto" would see all CPUs of the node
-    values["settings"] = {"type": "object", "properties": settings, "additionalProperties": False}
+    values["settings"] = {
+        "type": "object",
+        "properties": settings,
+        "additionalProperties": False,
+        # What a flag can have.
+        "allOf": [{"additionalProperties": {"type": ["array", "boolean", "number", "string"]}}],
+    }
     values["models"]["items"] = {"type": "string"}
+    values["global"] = {"type": "object"}  # which a chart that has this one as a part adds
+    values["drainTimeout"] = values["startTimeout"] = {"type": "number", "minimum": 0}
+    values["podDisruptionBudget"]["properties"]["maxUnavailable"] = {"type": ["integer", "string"]}
     values["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}
     values["grpcPort"] = {**values["port"], "type": ["integer", "null"]}
     scaling = values["autoscaling"]["properties"]
@@ -351,7 +360,9 @@ def _schema_of(default: Any) -> dict[str, Any]:
             "type": "object",
             **({"properties": inner, "additionalProperties": False} if closed else {}),
         }
-    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    if isinstance(default, int) and not isinstance(default, bool):
+        return {"type": "integer", "minimum": 0}
+    kinds = {bool: "boolean", str: "string", list: "array"}
     return {} if default is None else {"type": kinds[type(default)]}
 
 

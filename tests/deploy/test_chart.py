@@ -36,6 +36,7 @@ EVERYTHING: Object = {
     "image": {"repository": "registry.example.com/square", "tag": "1", "pullSecrets": ["pull"]}, "podLabels": {"team": "vision"},
     "autoscaling": {"enabled": True, "by": "keda", "targetLatency": 0.05, "targetWaitingRows": 9}, "monitoring": {"enabled": True, "labels": {"release": "mon"}},
     "service": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"}, "probes": {"startup": {"failureThreshold": 40}},
+    "podDisruptionBudget": {"maxUnavailable": "50%"}, "global": {"of": "a chart that this one is a part of"},
 }  # fmt: skip
 CASES: dict[str, Object] = {
     "plain": {"models": [TARGET]},
@@ -181,7 +182,9 @@ def test_what_scales(made: Made) -> None:
         ({"settings": {"api_key": "s3cret"}}, "additional properties 'api_key' not allowed"),
         ({"settings": {"port": 1}}, "additional properties 'port' not allowed"),
         ({"settings": {"fronts": "auto"}}, "'/settings/fronts': got string, want integer"),
+        ({"settings": {"ranges": {"a": 1}}}, "'/settings/ranges': got object, want"),
         ({"settings": {"model_memory": "4GiB"}}, "settings.model_memory=4GiB: state resources"),
+        ({"replicas": 1.5}, "'/replicas': got number, want integer"),
         ({"replica": 2}, "additional properties 'replica' not allowed"),
         ({"models": "a:B"}, "'/models': got string, want array"),
         ({"grpcPort": 0}, "'/grpcPort': minimum: got 0, want 1"),
