@@ -257,7 +257,7 @@ class ServerKeywords(AsgiKeywords, total=False):
     record: str | None
     """File to record request arrivals in, one per model, for weir simulate and weir bench"""
     trace_endpoint: str | None
-    """OTLP/HTTP endpoint that receives spans, such as http://localhost:4318"""
+    """OTLP endpoint that receives spans, such as http://localhost:4318"""
     trace_ratio: float | None
     """Share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)"""
     server_cpu_affinity: list[int]

@@ -1,10 +1,12 @@
-"""Run as a program: an OTLP receiver that prints its port, and then each span and metric that it gets as a line of JSON."""
+"""Run as a program: an OTLP receiver that prints its ports of HTTP and gRPC, and then each span and metric that it gets as a line of JSON."""
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -12,33 +14,47 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 
+def show(path: str, body: bytes) -> bytes:
+    """Print what came in a request of this path, and return the response, which says that it was taken. An empty one says the same of metrics."""
+    if path == "/v1/metrics":
+        for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            _print(path, of, [metric_of(each) for scope in of.scope_metrics for each in scope.metrics])
+    else:
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            _print(path, resource, [described(span) for scope in resource.scope_spans for span in scope.spans])
+    return ExportTraceServiceResponse().SerializeToString()
+
+
+def _print(path: str, resource: Any, found: list[dict[str, Any]]) -> None:
+    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+    about = {"path": path, "service": attributes["service.name"], "resource": attributes}
+    for each in found:
+        print(json.dumps({**about, **each}), flush=True)
+
+
 class Receiver(BaseHTTPRequestHandler):
     """Takes what exporters post."""
 
     def do_POST(self) -> None:
-        """Print what came, and say that it was taken. An empty answer says the same of metrics."""
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.path == "/v1/metrics":
-            for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                self._print(of, [metric_of(each) for scope in of.scope_metrics for each in scope.metrics])
-        else:
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                self._print(resource, [described(span) for scope in resource.scope_spans for span in scope.spans])
-        answer = ExportTraceServiceResponse().SerializeToString()
+        """Print what came."""
+        answer = show(self.path, self.rfile.read(int(self.headers["content-length"])))
         self.send_response(200)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
-    def _print(self, resource: Any, found: list[dict[str, Any]]) -> None:
-        attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
-        about = {"path": self.path, "service": attributes["service.name"], "resource": attributes}
-        for each in found:
-            print(json.dumps({**about, **each}), flush=True)
-
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it has no parameters when it runs
+    """Takes what exporters send by gRPC."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        """Return what takes the call."""
+        path = "/v1/metrics" if "Metrics" in details.method else "/v1/traces"
+        return grpc.unary_unary_rpc_method_handler(lambda body, _: show(path, body))
 
 
 def described(span: Any) -> dict[str, Any]:
@@ -73,7 +89,9 @@ def metric_of(metric: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     server = HTTPServer(("127.0.0.1", 0), Receiver)
-    print(server.server_port, flush=True)
+    calls = grpc.server(ThreadPoolExecutor(1), [Calls()])
+    print(server.server_port, calls.add_insecure_port("127.0.0.1:0"), flush=True)
+    calls.start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:

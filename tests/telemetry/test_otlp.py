@@ -74,11 +74,11 @@ def ask(url: str, address: str) -> dict[str, str]:
 
 
 @contextmanager
-def receiving(spans: list[dict[str, Any]]) -> Iterator[str]:
-    """Run a receiver, and give its address; afterwards `spans` are the spans and metrics that it got."""
+def receiving(spans: list[dict[str, Any]], protocol: str = "http/protobuf") -> Iterator[str]:
+    """Run a receiver, and give its address for `protocol`; afterwards `spans` are the spans and metrics that it got."""
     with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
         output: Any = receiver.stdout
-        port = int(output.readline())
+        port = output.readline().split()[protocol == "grpc"]
         reading = threading.Thread(target=lambda: spans.extend(map(json.loads, output)))  # the pipe may become full
         reading.start()
         try:
@@ -117,15 +117,15 @@ def test_spans_of_every_frontend_arrive() -> None:
         assert [trace, request["span"]] in batch["links"] and batch["name"] == "batch simple"
 
 
-@subcases("fronts", ["1", "2"])
-def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str) -> None:
+@subcases(("fronts", "protocol"), [("1", "http/protobuf"), ("2", "grpc")])
+def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str, protocol: str) -> None:
     lines: list[dict[str, Any]] = []
     with (
-        receiving(lines) as endpoint,
+        receiving(lines, protocol) as endpoint,
         Served(
             f"{SIMPLE}:Simple", "--fronts", fronts, "--trace-endpoint", endpoint, "--triton-metrics",
             env={"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "300",
-                 "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true"},
+                 "OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true"},
         ) as served,
         httpx.Client(base_url=served.until_ready().url, timeout=60) as client,
     ):  # fmt: skip
@@ -190,10 +190,15 @@ def test_a_second_signal_is_heard_while_a_receiver_of_spans_hangs() -> None:
                 assert served.process.wait(15) == 128 + signal.SIGTERM
 
 
-def test_a_wrong_interval_is_refused_by_name() -> None:
-    env = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+def test_a_wrong_interval_is_refused_by_name_and_no_header_is_shown() -> None:
+    env = {
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_METRIC_EXPORT_INTERVAL": "0",
+        "OTEL_EXPORTER_OTLP_HEADERS": "Key: s3cret",
+    }
     done = weir("serve", f"{SIMPLE}:Simple", "--port", "0", env=env)
     assert done.returncode == 2 and "OTEL_METRIC_EXPORT_INTERVAL: OpenTelemetry refuses" in done.stderr, done.stderr
+    assert "Header format invalid" in done.stderr and "s3cret" not in done.stderr
 
 
 # A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own.

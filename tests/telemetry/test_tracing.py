@@ -296,7 +296,7 @@ def test_metrics_are_sent_only_where_an_exporter_is_named(names: str | None, mon
 
 @subcases(
     ("names", "protocol", "missing"),
-    [("nowhere", "", "nowhere"), ("console,x", "", "x"), ("otlp", "grpc", "otlp_proto_grpc")],
+    [("nowhere", "", "nowhere"), ("console,x", "", "x"), ("otlp", "udp", "otlp_proto_udp")],
 )
 def test_an_exporter_that_is_not_installed_is_refused_by_name(
     names: str, protocol: str, missing: str, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,7 @@ class TelemetrySettings(Checked):
     )
 
     trace_endpoint: str | None = setting(
-        None, "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318", metavar="URL"
+        None, "OTLP endpoint that receives spans, such as http://localhost:4318", metavar="URL"
     )
     trace_ratio: float | None = setting(
         None,
@@ -85,10 +85,11 @@ def open_metric_exporters() -> list[Any]:
     names = [name for each in stated.split(",") if (name := each.strip()) not in _PULLED]
     if not names:
         return []
-    with needing_opentelemetry(f"OTEL_METRICS_EXPORTER={stated!r}"):
-        from weir.telemetry.otlp import find_exporter
+    setting = f"OTEL_METRICS_EXPORTER={stated!r}"
+    with needing_opentelemetry(setting):
+        from weir.telemetry.tracing import find_exporter
 
-        return list(map(find_exporter, names))
+        return [find_exporter("metrics", name, setting)() for name in names]
 
 
 @contextmanager

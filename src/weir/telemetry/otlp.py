@@ -6,12 +6,10 @@ from that name. The conversion is the one of OpenTelemetry's specification, "Pro
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from importlib.metadata import entry_points
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -21,7 +19,6 @@ from opentelemetry.sdk.metrics import export as sdk
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
-from weir.errors import SettingsError
 from weir.telemetry import needing_opentelemetry
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Histogram
@@ -51,23 +48,6 @@ _CONVENTIONS: dict[str, tuple[str, dict[str, str], str, Callable[[str], dict[str
     "http": ("http.server.request.duration", {"http.request.method": "POST"}, "weir.model", _http_outcome),
     "openai": ("gen_ai.server.request.duration", _EMBEDDINGS, "gen_ai.request.model", _genai_outcome),
 }
-
-
-def find_exporter(name: str) -> sdk.MetricExporter:
-    """Return the exporter of this name; `otlp` speaks protobuf over HTTP unless OTEL_EXPORTER_OTLP_PROTOCOL states `grpc`.
-
-    Raises SettingsError if it is not installed.
-    """
-    protocols = map(os.environ.get, ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
-    protocol = next(filter(None, protocols), "http/protobuf")
-    wanted = f"otlp_proto_{protocol.partition('/')[0]}" if name == "otlp" else name
-    for point in entry_points(group="opentelemetry_metrics_exporter", name=wanted):
-        exporter: sdk.MetricExporter = point.load()()
-        return exporter
-    raise SettingsError(
-        f"OTEL_METRICS_EXPORTER={os.environ['OTEL_METRICS_EXPORTER']!r}: no installed package has the exporter {wanted!r} "
-        f"(opentelemetry-exporter-{wanted.replace('_', '-')}, for one, may have it)"
-    )
 
 
 @asynccontextmanager
