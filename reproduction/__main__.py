@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from weir.commands.options import check_drawing, check_folder
+from weir.commands.options import check_folder
 from weir.errors import SettingsError
 from weir.workers.cpus import compute_in_one_thread
 
@@ -23,14 +23,13 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reproduction"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line says. Exits with 2 where the folder cannot be written, or nothing can be drawn."""
+    """Do what the command line says. Exits with 2 where the folder cannot be written."""
     parser = argparse.ArgumentParser("reproduction", description=__doc__)
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, default=FOLDER, help="gets the report and its figures"
     )
     output: Path = parser.parse_args(arguments).output
     try:
-        check_drawing("reproduction")
         check_folder(output)
         if output.exists() and not output.is_dir():
             raise SettingsError(f"{output}: must be a folder, which gets the report and its figures")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weir.figures import COLOURS, GREY, INK, MARKERS, figure, plain_log, styles
+from reproduction.drawing import COLOURS, GREY, INK, MARKERS, figure, plain_log, styles
 
 _LIGHT_TEXT_FROM = 0.55  # of the largest action: darker cells need light numbers
 _LIMIT_OF_COLUMNS = 2

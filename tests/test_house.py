@@ -118,7 +118,6 @@ LONG_SIGNATURES = {
     "weir.client.embedding.EmbeddingClient.__init__": OTHERS,
     "weir.client.embedding.EmbeddingClient.encode": OTHERS,
     "weir.commands.embed.benchmark": FLAGS,
-    "weir.commands.solve.solve": FLAGS,
     "weir.serving.service.Service.__init__": KEYWORDS,
     "weir.simulation.banks.solve": KEYWORDS,
     "weir.simulation.scaling.simulate_scaling": KEYWORDS,

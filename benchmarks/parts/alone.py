@@ -21,6 +21,7 @@ from urllib.request import urlopen
 
 import grpc
 import psutil
+from reproduction.drawing import figure, plain_log, styles
 
 from benchmarks.counting.sitecustomize import SIGNAL
 from benchmarks.harness.result import Result, Table, count, short, spread
@@ -37,7 +38,6 @@ from benchmarks.harness.rounds import (
 from benchmarks.harness.servers import ROOT, Server, free_port, load, serving
 from benchmarks.parts import kserve
 from benchmarks.parts.square import LITSERVE, MOSEC, NOTHING, SINGLE, WEIR, command_of, started
-from weir.figures import figure, plain_log, styles
 
 WEIR_KSERVE = "Weir, KServe v2"
 SQUARES = (WEIR, SINGLE, MOSEC, LITSERVE, NOTHING)

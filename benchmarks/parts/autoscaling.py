@@ -10,10 +10,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from reproduction.drawing import COLOURS, MARKERS, figure
+
 from benchmarks.autoscalers import parse_autoscaler
 from benchmarks.harness.result import Part, Result, Run, Table, resumed
 from benchmarks.harness.servers import ROOT
-from weir.figures import COLOURS, MARKERS, figure
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Profile
 from weir.policy.scaling import WorkerRange

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from reproduction.drawing import COLOURS, INK, figure
 
 from benchmarks.harness.result import Part, Result, Run, Table, resumed
 from benchmarks.harness.servers import ROOT
 from benchmarks.policies import bursts
 from benchmarks.policies.event_loop import LEVEL, Controls, Interval, Seen, controls, interval, served
 from benchmarks.policies.random_models import SHAPES, Drawn, drawn
-from weir.figures import COLOURS, INK, figure
 from weir.numerics import student_quantile
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.bank import Bank, solve_bank

@@ -6,11 +6,12 @@ Each figure is measured in the environment of Ray Serve (peers/ray_more.py), one
 from pathlib import Path
 from typing import Any
 
+from reproduction.drawing import figure, styles
+
 from benchmarks.harness.result import Result, short
 from benchmarks.harness.rounds import Measurements, Rounds, medians
 from benchmarks.harness.servers import ROOT
 from benchmarks.parts.ray import COMMANDS, WEIR, in_ray_serve, variables_of
-from weir.figures import figure, styles
 
 PICTURE = ROOT / "docs/pictures/ray-recovery.svg"
 SHOWN = f"![Calls answered in time around a killed node](pictures/{PICTURE.name})"

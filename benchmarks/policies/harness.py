@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from reproduction.drawing import figure, styles
 
 from benchmarks.harness.result import markdown
 from weir.errors import SettingsError
-from weir.figures import figure, styles
 from weir.numerics import student_quantile
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile

@@ -27,18 +27,9 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
 
 
 def test_results_are_refused_before_the_work_and_stdout_never_is(tmp_path: Path) -> None:
-    check_results(Path("-"), None, tmp_path / "it.md", figure=tmp_path / "it")
-    for figure in (Path("."), tmp_path / "missing" / "it"):
-        with pytest.raises(SettingsError, match="cannot be written"):
-            check_results(figure=figure)
+    check_results(Path("-"), None, tmp_path / "it.md")
     with pytest.raises(SettingsError, match="cannot be written"):
         check_results(None, tmp_path)
-
-
-def test_a_figure_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.commands.options.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match="--figure: drawing needs matplotlib; add Weir's extra 'plots'"):
-        check_results(figure=Path("it"))
 
 
 def test_what_cannot_be_written_after_all_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_model_is_profiled_from_end_to_end(tmp_path: Path) -> None:
     about = document["about"]
     assert about["target"] == SQUARE and about["executor"] == "process" and about["spin"] == 0.0005
     assert about["command"] == f"weir profile {SQUARE} -o mine.toml --max-batch-size 8 --seconds 1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "mine.svg", "mine.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.toml"]
     for shown in (
         f"in batches of b\\* = {profile.best_batch_size}",
         r"rows/s",
@@ -42,7 +42,7 @@ def test_the_file_is_named_after_the_model_and_the_stated_power_is_in_it(tmp_pat
     items = tmp_path / "items.jsonl"
     items.write_text("1\n2\n")
     ended = weir_here(
-        "profile", SQUARE, *QUICK, "--power", 65, "--sizes", "1,2-4", "--items", items, "--figure", "drawn.svg",
+        "profile", SQUARE, *QUICK, "--power", 65, "--sizes", "1,2-4", "--items", items,
         "--seed", 7, cwd=tmp_path,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -50,7 +50,6 @@ def test_the_file_is_named_after_the_model_and_the_stated_power_is_in_it(tmp_pat
     assert profile.energy_source == "stated"
     assert profile.about["items"] == 2 and profile.about["seed"] == 7
     assert profile.energy_mj == pytest.approx(65.0 * profile.service_time_ms)
-    assert (tmp_path / "drawn.png").exists() and (tmp_path / "drawn.svg").exists()
 
 
 def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def profile(tmp_path: Path) -> Path:
 
 def test_it_compares_the_policies_and_writes_what_is_requested(profile: Path) -> None:
     folder = profile.parent
-    files = ["--json", folder / "it.json", "--figure", folder / "it.png"]
+    files = ["--json", folder / "it.json"]
     done = weir_here("simulate", profile, "--policy", ISSUED, "--requests", 3_000, *files, env={"COLUMNS": "120"})
     assert done.returncode == 0
     assert "poisson:0.7: 1,603 rows/s" in done.stdout
@@ -29,7 +29,6 @@ def test_it_compares_the_policies_and_writes_what_is_requested(profile: Path) ->
     document = json.loads((folder / "it.json").read_text())
     assert list(document["outcomes"]) == ["smdp", "greedy", "size-or-delay:size=8,delay=5ms", "full:4"]
     assert document["best"] == "smdp"
-    assert (folder / "it.svg").exists()
 
 
 def test_options_reach_the_simulation(profile: Path) -> None:
@@ -81,7 +80,7 @@ def test_policies_are_compared_by_what_a_promise_takes(profile: Path) -> None:
         (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
         (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
         (["--json", "."], "is a directory"),
-        (["--figure", "nowhere/it.png"], "nowhere"),
+        (["--json", "nowhere/it.json"], "nowhere"),
         (["--workers", "3..1"], "workers='3..1': must be 1 or more, or the fewest and the most"),
         (["--workers=2", "--scaling=hpa"], "--scaling=hpa: needs a range of workers, as in --workers 1..16"),
         (["--workers=2", "--target-load=0.5"], "--target-load=0.5: needs a range of workers"),
@@ -102,7 +101,7 @@ def test_what_is_wrong_is_reported_in_one_line(profile: Path, arguments: list[st
 
 def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None:
     folder = profile.parent
-    files = ["--json", folder / "rules.json", "--figure", folder / "rules.png"]
+    files = ["--json", folder / "rules.json"]
     rules = ["--scaling", "weir,fixed:2", "--scaling", "fixed:3"]
     asked = ["--workers", "1..3", "--start-up-time", "100ms", "--latency-objective", "p99=20ms", "--requests", 3_000]
     done = weir_here("simulate", profile, *asked, *rules, *files, env={"COLUMNS": "160"})
@@ -115,4 +114,3 @@ def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None
     assert [line.split()[0] for line in shown[2:]] == ["weir", "fixed:2", "fixed:3"]
     document = json.loads((folder / "rules.json").read_text())
     assert document["goal"] == "p99=20ms"
-    assert (folder / "rules.svg").exists()

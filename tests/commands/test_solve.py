@@ -17,10 +17,10 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_writes_a_bank_a_figure_and_says_what_is_gained(profile: Path) -> None:
+def test_it_writes_a_bank_and_says_what_is_gained(profile: Path) -> None:
     folder = profile.parent
     weights = ["--latency-weight", 1, "--energy-weight", 1, "--reference-rate", 200]
-    files = ["-o", folder / "p.npz", "--json", folder / "p.json", "--figure", folder / "p.png"]
+    files = ["-o", folder / "p.npz", "--json", folder / "p.json"]
     done = weir_here("solve", profile, *weights, *files)
     assert done.returncode == 0
     bank = Bank.from_bytes((folder / "p.npz").read_bytes())
@@ -28,8 +28,6 @@ def test_it_writes_a_bank_a_figure_and_says_what_is_gained(profile: Path) -> Non
     said = json.loads((folder / "p.json").read_text())
     assert [row["rate"] for row in said["rates"]] == bank.rates.tolist()
     assert all(row["cost"] <= min(row["greedy_cost"], row["best_limit_cost"]) * (1 + 1e-9) for row in said["rates"])
-    assert (folder / "p.png").exists()
-    assert (folder / "p.svg").exists()
     lines = done.stdout.splitlines()
     assert "greedy" in lines[1] and lines[-1].endswith(f"written: {folder / 'p.npz'}")
     assert len(lines) == 10 and lines[7].startswith(f"{len(bank.rates)} rates in all; --json PATH writes them")

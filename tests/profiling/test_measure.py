@@ -1,8 +1,6 @@
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,10 +12,10 @@ from tests.rings import subcases
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
-from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling import Entry, Items, ProfilingSettings
 from weir.profiling.machine import Meters
-from weir.profiling.measure import ENERGIES, Point, along, draw_profile, edges, grid, measure, monotone_table, suspects
+from weir.profiling.measure import Point, along, edges, grid, measure, monotone_table, suspects
 from weir.testing import FakeClock
 
 
@@ -239,14 +237,3 @@ def test_energies_between_those_read_follow_the_times() -> None:
     assert along(np.array([1.0, 1.0, 5.0, 5.0]), {1: 10.0, 4: 50.0}) == pytest.approx([10.0, 10.0, 50.0, 50.0])
     assert along(np.array([2.0, 2.0, 2.0]), {1: 10.0, 3: 20.0}) == pytest.approx([10.0, 15.0, 20.0])
     assert along(times, {2: 7.0}) == pytest.approx([7.0] * 4)
-
-
-def test_it_is_drawn_as_png_and_svg_with_where_the_energy_is_from(tmp_path: Path) -> None:
-    assert set(ENERGIES) == set(ENERGY_SOURCES)
-    read = replace(GOOGLENET_P4, energy_source="nvml", about={"energy_sizes": [1, 8, 32]})
-    for profile in (GOOGLENET_P4.up_to(1), read):
-        draw_profile(profile, tmp_path / "profile.png", "GoogLeNet")
-        assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
-    drawn = (tmp_path / "profile.svg").read_text()
-    for text in ("τ(b) (ms)", "ζ(b) (mJ)", "b / τ(b) (rows/s)", "b* = 32", "GoogLeNet", ENERGIES["nvml"]):
-        assert text in drawn

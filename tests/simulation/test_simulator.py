@@ -127,7 +127,6 @@ def test_what_cannot_keep_up_is_unstable() -> None:
     seen = compared.outcomes["full:1"]
     assert not seen.stable
     assert seen.response_time_ms.value == seen.p99_ms.value == seen.cost.value == seen.queue_time_ms == inf
-    assert seen.quantile_ms(0.5) == inf
     assert seen.busy_share == pytest.approx(1.0)
     assert seen.power_w.value == pytest.approx(39.5 / 1.3571)
     assert compared.best == "greedy"

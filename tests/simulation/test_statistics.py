@@ -79,16 +79,6 @@ def test_quantiles_are_within_a_thousandth() -> None:
     assert spread.quantile(0.0) == pytest.approx(values.min(), rel=1e-3)
 
 
-def test_the_share_beyond_a_value() -> None:
-    values = np.random.default_rng(1).exponential(size=96_000)
-    spread = spread_of(values)
-    for value in (0.01, 1.0, 5.0):
-        assert spread.beyond(value) == pytest.approx(np.mean(values > value), abs=1e-4)
-    assert spread.beyond(1e-9) == 1.0
-    assert spread.beyond(1e9) == 0.0
-    assert spread.beyond(values.max() * 1.01) == pytest.approx(0.0, abs=1e-12)
-
-
 def test_what_is_out_of_its_reach_counts_at_the_ends() -> None:
     spread = spread_of(np.array([1e-9, 1e9, 1.0]))
     assert spread.counts.sum() == 3
@@ -104,7 +94,7 @@ def test_nothing_is_nothing() -> None:
     spread = LogHistogram(4)
     spread.add(np.empty(0), np.empty(0, dtype=np.int64))
     value, observed = spread.estimate(0.5)
-    assert np.isnan([*value, *observed, spread.quantile(0.5), spread.beyond(1.0)]).all()
+    assert np.isnan([*value, *observed, spread.quantile(0.5)]).all()
     assert str(spread.quantile(0.5)) == str(nan)
 
 

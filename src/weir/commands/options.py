@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from weir.config import Checked, setting
-from weir.errors import SettingsError, add_extra
+from weir.errors import SettingsError
 from weir.settings import (
     MODELS,
     Declared,
@@ -337,14 +336,6 @@ def check_writable(path: Path) -> None:
     check_folder(path)
 
 
-def check_figure(path: Path) -> None:
-    """Raise SettingsError if the figure `path` cannot be written as .png and .svg."""
-    from weir.figures import files_of
-
-    for file in files_of(path) if path.name else (path,):
-        check_writable(file)
-
-
 def check_folder(path: Path) -> None:
     """Raise SettingsError if the file or folder `path` cannot be created."""
     folder = path.absolute().parent
@@ -352,13 +343,7 @@ def check_folder(path: Path) -> None:
         raise SettingsError(f"{path}: cannot be written: {folder} must be a writable directory")
 
 
-def check_drawing(option: str = "--figure") -> None:
-    """Raise SettingsError naming `option` if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise SettingsError(f"{option}: drawing needs matplotlib; {add_extra('plots')}")
-
-
-def check_results(*files: Path | None, figure: Path | None = None) -> None:
+def check_results(*files: Path | None) -> None:
     """Raise SettingsError if a result cannot be written. Call this before work that takes long.
 
     None means no file, and - means stdout.
@@ -366,9 +351,6 @@ def check_results(*files: Path | None, figure: Path | None = None) -> None:
     for path in files:
         if path is not None and path != STDOUT:
             check_writable(path)
-    if figure is not None:
-        check_drawing()
-        check_figure(figure)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

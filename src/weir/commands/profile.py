@@ -9,8 +9,6 @@ import typer
 
 from weir.catalog.sources import ModelToServe
 from weir.commands.options import (
-    check_drawing,
-    check_figure,
     check_writable,
     option,
     parameter,
@@ -23,7 +21,6 @@ from weir.commands.options import (
     with_signature,
     write_atomically,
 )
-from weir.errors import SettingsError
 from weir.profiling import ProfilingSettings
 from weir.settings import TRUST, declared_by, declared_settings
 from weir.workers.settings import ONE_WORKER
@@ -45,7 +42,6 @@ def _profile(
     target: str,
     output: Path | None = None,
     items: Path | None = None,
-    figure: Path | None = None,
     config: list[str] | None = None,
     **options: list[Any] | None,
 ) -> None:
@@ -59,14 +55,10 @@ def _profile(
     model = single_model(settings, target)
     path = output or Path(f"{model.name}.profile.toml")
     check_writable(path)
-    picture = figure or path.with_suffix("")
-    check_figure(picture)
-    if figure is not None:
-        check_drawing()
     profile = _measure(model, ProfilingSettings(**own), items)
     write_atomically(path, profile.to_toml())
     _show(profile, model.name)
-    typer.echo(f"written: {path}{_draw(profile, picture, model.name)}")
+    typer.echo(f"written: {path}")
 
 
 profile = with_signature(
@@ -75,7 +67,6 @@ profile = with_signature(
         parameter("target", str, typer.Argument(..., metavar="TARGET", help="The model to measure.")),
         parameter("output", Path, typer.Option(None, "--output", "-o", metavar="PATH", help="File to write (default: NAME.profile.toml).")),
         parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, .npz for a tensor model, or a directory of request bodies (default: the model's examples).")),
-        parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Figure to draw, as .png and .svg (default: next to the profile).")),
         *[parameter(name, list[str], option(each)) for name, each in OWN.items()],
         *settings_parameters(OF_MODEL),
     ],
@@ -107,18 +98,6 @@ def command_line(arguments: list[str]) -> str:
         return f"{keys[0]}=***" if secret else argument
 
     return shlex.join(["weir", *map(shown, arguments)])
-
-
-def _draw(profile: "Profile", path: Path, name: str) -> str:
-    """Draw the picture. Return a text that names the files written, or says why there are none."""
-    from weir.figures import files_of
-    from weir.profiling.measure import draw_profile
-
-    try:
-        draw_profile(profile, path, f"{name}: {profile.about.get('machine', '')}")
-    except SettingsError as error:
-        return f" (no picture: {error.message})"
-    return "".join(f", {file}" for file in files_of(path))
 
 
 def _show(profile: "Profile", name: str) -> None:

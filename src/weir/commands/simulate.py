@@ -20,7 +20,6 @@ from weir.commands.options import (
 )
 from weir.config import DURATION, Checked, parse_duration, setting
 from weir.errors import SettingsError
-from weir.figures import short
 from weir.settings import declared_by
 
 if TYPE_CHECKING:
@@ -98,7 +97,6 @@ _RULES = [each.name for each in _SCALING]
 def simulate(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", "Result")] = None,
-    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", "Result")] = None,
     **options: list[Any] | None,
 ) -> None:
     """Compare policies on the same simulated arrivals, with the server's own batcher.
@@ -116,18 +114,18 @@ def simulate(
     settings = SimulationSettings(**values_of(_SIMULATION, options))
     weights = WeightSettings(**values_of(WEIGHTS, options))
     scaling = ScalingSettings(**values_of(_SCALING, options))
-    check_results(json, figure=figure)
+    check_results(json)
     measured = read_profile(profile)
     if ".." in settings.workers:
         _refuse(given, ("bulk",), "needs a fixed number of workers, as in --workers 4")
-        _compare_rules(measured, settings, scaling, weights, json, figure)
+        _compare_rules(measured, settings, scaling, weights, json)
     else:
         _refuse(given, _RULES, "needs a range of workers, as in --workers 1..16")
-        _compare_policies(measured, settings, weights, json, figure)
+        _compare_policies(measured, settings, weights, json)
 
 
 def _compare_policies(
-    profile: "Profile", settings: SimulationSettings, weights: WeightSettings, json: Path | None, figure: Path | None
+    profile: "Profile", settings: SimulationSettings, weights: WeightSettings, json: Path | None
 ) -> None:
     from weir.policy.scaling import WorkerRange
     from weir.simulation.simulator import simulate as compare
@@ -141,10 +139,6 @@ def _compare_policies(
             warm_up=settings.warm_up, prices=weights.prices, settings=batching, deadline=_seconds(settings.deadline),
             latency_objective=weights.latency_objective, bulk=settings.bulk, progress=lambda what, done, whole: bar(done, whole, what),
         )  # fmt: skip
-    if figure is not None:
-        from weir.commands.drawings import draw
-
-        draw(compared, figure)
     _write(compared, json, compared.table)
 
 
@@ -154,7 +148,6 @@ def _compare_rules(
     scaling: ScalingSettings,
     weights: WeightSettings,
     json: Path | None,
-    figure: Path | None,
 ) -> None:
     from weir.simulation.scaling import simulate_scaling
     from weir.simulation.simulator import split_policies
@@ -171,10 +164,6 @@ def _compare_rules(
             deadline=_seconds(settings.deadline), idle_after=parse_duration(scaling.scale_to_zero_after),
             settings=_batching(profile, settings), progress=lambda what, done, whole: bar(done, whole, what),
         )  # fmt: skip
-    if figure is not None:
-        from weir.commands.drawings import draw_scaling
-
-        draw_scaling(scaled, figure)
     _write(scaled, json, lambda: _scaling_table(scaled))
 
 
@@ -199,6 +188,8 @@ def _refuse(given: "Mapping[str, list[Any]]", names: "Sequence[str]", why: str) 
 
 def _scaling_table(compared: "ScalingComparison") -> "Table":
     """Return the outcomes as a table, in the order of the rules."""
+    from weir.simulation.statistics import short
+
     late = compared.deadline is not None
     columns = ["rule", "worker-hours", "mean", "most", "busy", "starts", "response ms", "p50 ms", "p99 ms"]
     table = [columns + ["late"] * late]

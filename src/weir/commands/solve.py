@@ -47,7 +47,6 @@ def solve(
     ] = None,
     values: Annotated[bool, flag("Also print the relative values.", _ONE, "--values")] = False,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
     **options: list[Any] | None,
 ) -> None:
     """Solve for the batching policy with the least cost, and write the policy file for `weir serve --policy`.
@@ -63,20 +62,20 @@ def solve(
     weights = WeightSettings(**values_of(WEIGHTS, options))
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)
-    check_results(json, figure=figure)
+    check_results(json)
     if rate is not None:
-        _refuse_with_rate(output, workers, weights.latency_objective, figure)
+        _refuse_with_rate(output, workers, weights.latency_objective)
         _solve_one(measured, rate, weights.prices, values, json)
         return
     if values:
         raise SettingsError("--values: needs --rate")
     path = output or profile.with_name(profile.name.removesuffix(".toml").removesuffix(".profile") + ".policy.npz")
     check_results(path)
-    _solve_bank(measured, {**vars(weights), "workers": workers, "seed": seed}, path, json, figure)
+    _solve_bank(measured, {**vars(weights), "workers": workers, "seed": seed}, path, json)
 
 
-def _refuse_with_rate(output: Path | None, workers: int, objective: str | None, figure: Path | None) -> None:
-    given = {"--output": output, "--latency-objective": objective, "--figure": figure, "--workers": workers > 1 or None}
+def _refuse_with_rate(output: Path | None, workers: int, objective: str | None) -> None:
+    given = {"--output": output, "--latency-objective": objective, "--workers": workers > 1 or None}
     wrong = [name for name, value in given.items() if value is not None]
     if wrong:
         raise SettingsError(
@@ -95,9 +94,7 @@ def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json:
     write_json(about_solution(solution), json)
 
 
-def _solve_bank(
-    profile: "Profile", arguments: dict[str, Any], path: Path, json: Path | None, figure: Path | None
-) -> None:
+def _solve_bank(profile: "Profile", arguments: dict[str, Any], path: Path, json: Path | None) -> None:
     from time import perf_counter
 
     from weir.simulation.banks import beside
@@ -114,18 +111,6 @@ def _solve_bank(
         show_bank(bank, rules)
         typer.echo(f"solved in {seconds:.2f} s; written: {path}")
     write_json(about_bank(bank, rules), json)
-    if figure is not None:
-        _draw(bank, rules, figure)
-
-
-def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
-    from weir.commands.drawings import Compared, draw_bank
-
-    others = {}
-    if rules:
-        greedy = [each.greedy for each in rules]
-        others["greedy"] = Compared([each.response_time_ms for each in greedy], [each.power_w for each in greedy])
-    draw_bank(path, bank, others)
 
 
 _LOADS_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -192,7 +177,7 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     console = Console(highlight=False)
     console.print(_heading(bank), markup=False, soft_wrap=True)
     print_table(console, table)
-    console.print(f"{len(bank.rates)} rates in all; --json PATH writes them, --figure PATH draws them", markup=False)
+    console.print(f"{len(bank.rates)} rates in all; --json PATH writes them", markup=False)
     if rules:
         console.print(
             "greedy, best limit: how much more these rules cost; the limit is the best one for that rate",

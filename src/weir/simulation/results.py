@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.figures import short
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.simulation.arrivals import Floats, Ints
 from weir.simulation.engine import LogPart, Run
-from weir.simulation.statistics import Estimate, LogHistogram, estimate, plain, stretch_length
+from weir.simulation.statistics import Estimate, LogHistogram, estimate, plain, short, stretch_length
 
 # The sums of a run, by stretch of requests. Memory does not grow with the run.
 #
@@ -178,7 +177,6 @@ class PolicyOutcome:
         bulk_rate: rows of bulk work per second while there was any; NaN without bulk work.
         bulk_share: that rate as a share of what the time that the requests leave could serve in batches of the best size; NaN
             likewise.
-        responses_ms: the distribution of the response times in ms.
         observations: by estimate, one value per stretch, for paired differences; shape (stretches,).
     """
 
@@ -202,7 +200,6 @@ class PolicyOutcome:
     batch_sizes: Mapping[int, float]
     bulk_rate: float
     bulk_share: float
-    responses_ms: LogHistogram = field(repr=False)
     observations: Mapping[str, Floats] = field(repr=False)  # per stretch, for paired differences
 
     @property
@@ -225,18 +222,9 @@ class PolicyOutcome:
         answered = 1.0 - self.refused_share
         return self.stable and answered > 0.0 and not self.late_share.low > objective.late_share * answered
 
-    def quantile_ms(self, share: float) -> float:
-        """Return the response time in ms below which the given share of the responses lies."""
-        return self.responses_ms.quantile(share) if self.stable else inf
-
-    def beyond(self, seconds: float) -> float:
-        """Return the share of the responses that took longer than `seconds`."""
-        return self.responses_ms.beyond(1000.0 * seconds)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the distribution as a JSON-able dict. What is infinite or unknown is None."""
-        hidden = ("responses_ms", "observations")
-        return {name: plain(value) for name, value in vars(self).items() if name not in hidden}
+        """Return everything but the observations as a JSON-able dict. What is infinite or unknown is None."""
+        return {name: plain(value) for name, value in vars(self).items() if name != "observations"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,7 +416,6 @@ def outcome_of(
         longest_ms=seen.responses.highest,
         reasons=_shares({each.name.lower(): seen.reasons[each] for each in Reason}),
         batch_sizes=_shares(dict(enumerate(seen.sizes.tolist()))),
-        responses_ms=seen.responses,
         observations=observed,
     )
 

@@ -479,8 +479,8 @@ class ScalingOutcome(ResponseFigures):
     counts: Sequence[tuple[float, int]] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as a JSON-able dict, without `counts`."""
-        return {name: plain(value) for name, value in vars(self).items() if name != "counts"}
+        """Return it as a JSON-able dict."""
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)

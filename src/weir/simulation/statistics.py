@@ -42,6 +42,11 @@ class Estimate(NamedTuple):
         return (self.high - self.low) / 2.0
 
 
+def short(value: float) -> str:
+    """Return `value` with four digits; a dash if it is infinite or unknown."""
+    return f"{value:.4g}" if isfinite(value) else "–"
+
+
 def plain(value: Any) -> Any:
     """Return `value` as JSON can hold it: dataclasses and named tuples as dicts, and None for a number that is infinite or unknown."""
     if isinstance(value, float):
@@ -147,11 +152,6 @@ class LogHistogram:
         low, high = edges(interval, FINE), min(edges(interval + 1, FINE), self.highest)
         inside = float(self.counts[interval])
         return low + (high - low) * (wanted - float(sums[interval]) + inside) / inside if inside else low
-
-    def beyond(self, value: float) -> float:
-        """Return the share of the numbers above `value`; NaN without numbers."""
-        total = float(self.counts.sum())
-        return 1.0 - _below(self.counts[None], value, FINE)[0] / total if total else nan
 
     def estimate(self, share: float) -> tuple[Estimate, Floats]:
         """Return a quantile with its interval, and an observation of it for each stretch (to first order, with the

@@ -1,14 +1,17 @@
-"""The style of Weir's figures, which are readable without colour and written as PNG and SVG (these need matplotlib, the extra `plots`)."""
+"""The style of our figures, which are readable without colour and written as PNG and SVG."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from weir.errors import SettingsError, add_extra
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from PIL import Image  # matplotlib also needs it
 
 INK, GREY = "#30363d", "#c9ced6"
 # Each line differs from the others in dash and marker as well as in colour and lightness.
@@ -16,11 +19,6 @@ COLOURS = ("#0b3c5d", "#d1603d", "#328e6e", "#8a5a9e", "#b8860b", "#5c6770")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _PALETTE = 64  # colours of a PNG
 MARKERS = ("o", "s", "^", "D", "v", "x")
-
-
-def short(value: float) -> str:
-    """Return `value` with four digits; a dash if it is infinite or unknown."""
-    return f"{value:.4g}" if isfinite(value) else "–"
 
 
 def styles() -> Iterator[dict[str, Any]]:
@@ -38,8 +36,6 @@ def files_of(path: Path) -> tuple[Path, Path]:
 
 def plain_log(axes: Any, *names: str) -> None:
     """Make the axes in `names` ("x", "y") logarithmic, with plain numbers at 1, 2 and 5, or only at 1 for a wide range."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     for name in names:
         axis = getattr(axes, f"{name}axis")
         getattr(axes, f"set_{name}scale")("log")
@@ -54,16 +50,8 @@ def plain_log(axes: Any, *names: str) -> None:
 def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None) -> Iterator[Any]:
     """Yield a matplotlib figure and its grid of axes, as (figure, axes[row, column]); after the block, write `path` as .png and .svg.
 
-    `size` is the width and height in inches. Raises SettingsError that says what to install if matplotlib is missing. Nothing is
-    written then, nor if the block raises.
+    `size` is the width and height in inches. Nothing is written if the block raises.
     """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SettingsError(f"drawing needs matplotlib; {add_extra('plots')}") from error
-
     style: Any = {
         "font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.grid": True, "grid.color": GREY,
         "grid.linewidth": 0.5, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
@@ -81,8 +69,6 @@ def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, fl
 
 def _save_png(drawing: Any, path: Path) -> None:
     """Write the drawing with a palette: it has few colours, and then takes a third of the space."""
-    from PIL import Image  # matplotlib also needs it
-
     canvas = BytesIO()
     drawing.savefig(canvas, format="png", dpi=160, transparent=False)
     with Image.open(canvas) as image:

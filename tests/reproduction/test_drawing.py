@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-
-from weir.figures import figure, files_of
+from reproduction.drawing import figure, files_of
 
 
 @pytest.mark.parametrize(
