@@ -236,7 +236,8 @@ class ChangeClient(ChannelClient):
         if "max_waiting_bytes" in site.plan.http:
             allowed.add("TooLarge")
         if catalog.plan.on_demand:
-            if not (catalog.plan.easy and ask.timeout >= 3.0):
+            slowest = max(each.start for each in site.plan.workers.values())  # whose loads say how long others take
+            if not (catalog.plan.easy and ask.timeout >= max(3.0, 8.0 * slowest)):
                 allowed.add("ModelNotReady")
             if catalog.plan.too_large(ask.name):
                 allowed.discard("")
