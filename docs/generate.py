@@ -366,14 +366,14 @@ def _schema_of(default: Any) -> dict[str, Any]:
     return {} if default is None else {"type": kinds[type(default)]}
 
 
-KEYWORDS_HEAD = '''"""The settings as keyword arguments, for editors and type checkers. Written by docs/generate.py from their declarations."""
+KEYWORDS_HEAD = '''"""The settings as keyword arguments, for editors and type checkers alone. Written by docs/generate.py from their declarations."""
 
 from typing import Any, TypedDict
 '''
 
 
 def keywords() -> str:
-    """Return the module of the settings as keyword arguments."""
+    """Return the stub of the settings as keyword arguments."""
     catalog = declared_settings()
     # `executor` is an argument of its own where a service is made, and may be an object; `timeout` is one of InProcess.
     apart = ("executor", "timeout")
@@ -408,7 +408,7 @@ def keywords() -> str:
         ),
     )
     return KEYWORDS_HEAD + "".join(
-        f'''\n\nclass {name}({base}, total=False):\n    """{about}"""\n\n{"".join(map(_keyword, declared))}'''
+        f'''\nclass {name}({base}, total=False):\n    """{about}"""\n\n{"".join(map(_keyword, declared))}'''
         for name, base, about, declared in classes
     )
 
@@ -460,7 +460,7 @@ def with_source(path: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     **{path: partial(with_source, path) for path in pages_that_install()},
     HOME: home,
-    "src/weir/keywords.py": keywords,
+    "src/weir/keywords.pyi": keywords,
     "docs/reference/settings.md": settings_page,
     "docs/reference/errors.md": errors_page,
     "docs/reference/metrics.md": metrics_page,

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from weir.batching.queue import SLACK
 from weir.messages import Form
-from weir.serving.backpressure import BackpressureQueue
 from weir.serving.calls import ThreadCall
+from weir.serving.driver import BackpressureQueue
 
 
 def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows: int = 1) -> ThreadCall:

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 
 from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Recipe
 from weir.text_models.graph import Assembly, Graph, Numbers, Output
-from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
-from weir.text_models.graph.vision import VisionLayers
+from weir.text_models.graph.layers import EncoderLayers, GeneralLayers, VisionLayers
 from weir.text_models.recipe import dense_layers, dimensions_of, quantizes, used_layers
 
 if TYPE_CHECKING:

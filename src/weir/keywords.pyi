@@ -1,7 +1,6 @@
-"""The settings as keyword arguments, for editors and type checkers. Written by docs/generate.py from their declarations."""
+"""The settings as keyword arguments, for editors and type checkers alone. Written by docs/generate.py from their declarations."""
 
 from typing import Any, TypedDict
-
 
 class CommonKeywords(TypedDict, total=False):
     """The keywords that all of these have."""
@@ -93,13 +92,11 @@ class CommonKeywords(TypedDict, total=False):
     backpressure: bool
     """In-process calls wait while the queue is full instead of failing"""
 
-
 class ServiceKeywords(CommonKeywords, total=False):
     """The settings of weir.Service."""
 
     timeout: float
     """Seconds until a request expires, unless it has its own timeout"""
-
 
 class InProcessKeywords(CommonKeywords, total=False):
     """The settings of weir.inprocess."""
@@ -114,7 +111,6 @@ class InProcessKeywords(CommonKeywords, total=False):
     """With on-demand: memory for all models together, such as 16GB; evicted models are loaded again when needed"""
     model_gpu_memory: int | str | None
     """With on-demand: the same for GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
-
 
 class AsgiKeywords(ServiceKeywords, total=False):
     """The settings of weir.asgi."""
@@ -183,7 +179,6 @@ class AsgiKeywords(ServiceKeywords, total=False):
     """Maximum number of batch-job requests that run at once"""
     batch_expire_after: float
     """Seconds after which files and finished jobs are removed"""
-
 
 class ServerKeywords(AsgiKeywords, total=False):
     """The settings of weir.serve and weir.running."""
