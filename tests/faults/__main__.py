@@ -13,14 +13,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from subprocess import PIPE, STDOUT
+from subprocess import STDOUT
+from tempfile import TemporaryFile
 
 from tests.faults.known import FAULTS
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "faults.json"
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+# As a test fails, not at the end: what follows it may hang.
+_FAILED = re.compile(r"^(?:ERROR (\S+)|(\S+::.*?) (?:FAILED|ERROR))", re.MULTILINE)
+_GRACE = 60.0  # in seconds, for tests that are interrupted to end their servers
 # What uses a part of the source; the tests of the part itself go first.
 _USERS = {
     "wire": ["frontends", "client", "text_server", "workers"],
@@ -52,22 +56,38 @@ def found_by(name: str, seconds: float) -> str:
     """Return the first test that fails with the fault; else "missed", and how many steps did not come to their end within `seconds`."""
     paths = [str(ROOT / "tests" / "faults"), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"FAULT": name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "pytest", "-qx", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+    command = [
+        sys.executable,
+        *["-m", "pytest", "-vx", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--color=no"],
+    ]
     unfinished = 0
     for paths in filter(None, tests_for(FAULTS[name].where)):
-        with subprocess.Popen([*command, *paths], env=env, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True) as process:
-            try:
-                said, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)  # so that it ends its servers
-                process.communicate()
-                unfinished += 1
-                continue
+        code, said = _run([*command, *paths], env, seconds)
         if found := _FAILED.search(said):
-            return found[1]
-        if process.returncode not in (0, 5):
+            return found[1] or found[2]
+        if code is None:
+            unfinished += 1
+        elif code not in (0, 5):
             raise RuntimeError(f"{name}: the tests cannot be run: {said}")
     return f"missed ({unfinished} steps took too long)" if unfinished else "missed"
+
+
+def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int | None, str]:
+    """Return the exit code of `command`, or None if it took more than `seconds`, and what it printed."""
+    with TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=said, stderr=STDOUT)
+        code = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # so that it ends its servers
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(0)
+        return code, said.read()
 
 
 def main() -> int:
