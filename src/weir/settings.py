@@ -468,7 +468,7 @@ def _document_in(path: Path) -> dict[str, Any]:
     """Return what a TOML file says, or TorchServe's config.properties."""
     if path.suffix != ".properties":
         return tomllib.loads(path.read_text("utf-8-sig"))
-    from weir.catalog.adapters.torchserve_config import read_configuration  # few have one
+    from weir.catalog.adapters.torchserve import read_configuration  # few have one
 
     document, ignored = read_configuration(path)
     if ignored:

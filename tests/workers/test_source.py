@@ -1,5 +1,6 @@
 import importlib
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -13,7 +14,16 @@ from tests.workers.models import Square
 
 from weir.errors import SettingsError
 from weir.model import Model
-from weir.workers.source import Named, folder_of, import_text, pack_source, parse_target, pickler, unpack_source
+from weir.workers.source import (
+    Named,
+    folder_of,
+    import_text,
+    pack_source,
+    parse_target,
+    pickler,
+    private_folder,
+    unpack_source,
+)
 
 
 def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:
@@ -224,3 +234,28 @@ def test_bases_are_remade_once() -> None:
 
 def test_what_can_be_imported_is_not_remade() -> None:
     assert remade(msgspec.structs.FieldInfo) is msgspec.structs.FieldInfo
+
+
+def test_a_killed_process_leaves_its_private_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = "from weir.workers.source import private_folder; print((made := private_folder()).path); input()"
+    with subprocess.Popen(
+        [sys.executable, "-uc", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        left = Path(owner.stdout.readline().strip())
+        (left / "file").touch()
+        first = private_folder()  # the other process lives
+        assert left.is_dir()
+        owner.kill()
+    second = private_folder()
+    assert {str(each) for each in tmp_path.iterdir()} == {first.path, second.path}
+    first.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -312,13 +312,17 @@ class NativeProtocol:
         """See `read_head`."""
         return read_head(self._registry, self._settings, method, path, headers)
 
+    def service_at(self, path: str) -> ModelHandle | None:
+        """Return the service that `path` names; None if it is no path of the protocol. Raises ModelNotFound."""
+        found = find_service(self._registry, path)
+        return found[0] if found else None
+
     def named(self, path: str) -> ModelHandle | None:
         """Return the service that `path` names, or None."""
         try:
-            found = find_service(self._registry, path)
+            return self.service_at(path)
         except WeirError:
             return None
-        return found[0] if found else None
 
     def error_response(self, error: BaseException, service: ModelHandle | None) -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""

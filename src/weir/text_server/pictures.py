@@ -1,7 +1,6 @@
 """Pictures in requests: their forms in JSON, uploads of files, and URLs from which they are fetched."""
 
 import asyncio
-import re
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from weir.images.fetching import SCHEMES
 from weir.text_models.texts import PlainText, Text
 from weir.text_server.requests import stated_limit
 from weir.text_server.texts import TEXTS_FIELD
+from weir.wire.forms import MULTIPART, read_form
 from weir.wire.schema import any_of
 
 
@@ -96,15 +96,10 @@ def read_image(value: Any, where: str, limits: ImageLimits) -> Picture | Picture
 
 # Uploads.
 
-UPLOADS = ("image/*", "multipart/form-data")
+UPLOADS = ("image/*", MULTIPART)
 _IMAGE = "image/"
 _MORE_FIELDS = 16  # of a form, in addition to its pictures and texts
-_LONGEST_HEAD = 4096  # bytes of the headers of one part
 _BMP_HEAD = 54  # bytes
-_BOUNDARY = re.compile(r';\s*boundary="?([^";]+)', re.IGNORECASE)
-_DISPOSITION = re.compile(rb"^content-disposition:(.*)", re.IGNORECASE | re.MULTILINE)
-_TYPE = re.compile(rb"^content-type:(.*)", re.IGNORECASE | re.MULTILINE)
-_NAME, _FILE = (re.compile(rb";\s*" + each, re.IGNORECASE) for each in (rb'name="?([^";\r]+)', rb"filename\*?="))
 
 
 def is_upload(content_type: str) -> bool:
@@ -117,35 +112,15 @@ def read_upload(content_type: str, body: bytes, field: str, most: int) -> dict[s
     most `most`. Each other part is a field. Raises InvalidRequest."""
     if content_type.lower().startswith(_IMAGE):
         return {field: [_typed(body, content_type, field, 0)]}
-    boundary = _BOUNDARY.search(content_type)
-    between = b"\r\n--" + (boundary[1].strip().encode("latin-1") if boundary else b"")
-    if not boundary or body.count(between) > most + _MORE_FIELDS:
-        rule = f"must have a boundary, of at most {most} parts (max_texts)"
-        raise InvalidRequest(f"Content-Type {brief(content_type)}: {rule}")
-    parts = (b"\r\n" + body).split(between)
-    if len(parts) < 3 or not parts[-1].startswith(b"--"):
-        raise InvalidRequest("body: must be a form with parts that ends with its boundary")
     items: list[Picture | str] = []
     document: dict[str, Any] = {field: items}
-    for part in parts[1:-1]:
-        head, _, data = part.partition(b"\r\n\r\n")
-        if len(head) > _LONGEST_HEAD:
-            rule = f"the headers of a part have {len(head)} bytes, must have at most {_LONGEST_HEAD}"
-            raise InvalidRequest(f"body: {rule}")
-        disposition = _DISPOSITION.search(head)
-        stated = disposition[1] if disposition else b""
-        if _FILE.search(stated):
-            media = _TYPE.search(head)
-            items.append(_typed(data, media[1].decode("latin-1") if media else "", field, len(items)))
-            continue
-        found = _NAME.search(stated)
-        if not found:
-            raise InvalidRequest("body: a part has neither a name nor a file name")
-        name = found[1].decode("utf-8", "replace")
-        if name == field:
-            items.append(_text_in(data, name))
+    for part in read_form(content_type, body, most + _MORE_FIELDS):
+        if part.content_type is not None:
+            items.append(_typed(part.data, part.content_type, field, len(items)))
+        elif part.name == field:
+            items.append(_text_in(part.data, part.name))
         else:
-            document[name] = _text_in(data, name)
+            document[part.name] = _text_in(part.data, part.name)
     return document
 
 

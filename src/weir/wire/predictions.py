@@ -1,28 +1,19 @@
 """A request of TorchServe's inference API and its response, between the server and a worker: both travel whole, and the worker reads the body."""
 
+import json
+
 import msgspec
 
 CONTENT_TYPE = "application/x-torchserve"
 
-Headers = list[tuple[str, str]]
-
-
-class PredictionRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A request: its id, its headers, and its body as it came."""
-
-    id: str
-    headers: Headers
-    body: bytes
-
-
-class PredictionResponse(msgspec.Struct, array_like=True, frozen=True):
-    """A response, with the status and the headers that the handler has set."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
+Request = tuple[str, list[tuple[str, str]], bytes]  # its id, its headers, and its body as it came
+Response = tuple[int, list[tuple[str, str]], bytes]  # with the status and the headers that the handler has set
 
 write = msgspec.msgpack.Encoder().encode
-read_request = msgspec.msgpack.Decoder(PredictionRequest).decode
-read_response = msgspec.msgpack.Decoder(PredictionResponse).decode
+read_request = msgspec.msgpack.Decoder(Request).decode
+read_response = msgspec.msgpack.Decoder(Response).decode
+
+
+def error_document(code: int, kind: str, message: str) -> bytes:
+    """Return an error as TorchServe writes it."""
+    return json.dumps({"code": code, "type": f"{kind}Exception", "message": message}, indent=2).encode()

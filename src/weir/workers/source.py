@@ -14,6 +14,7 @@ one model, all are right.
 """
 
 import builtins
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -28,8 +29,10 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from glob import glob
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import count
+from tempfile import gettempdir, mkdtemp
 from time import time
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
@@ -44,6 +47,9 @@ from weir.model import ATTRIBUTES, Model, check_model, function_of
 _SHARED = sys.stdlib_module_names | {"weir"}
 
 FOLDER = "__weir_folder__"  # the attribute of a module of a model: its ModelFolder
+
+_PRIVATE = "weir-private-"  # private folders are called so
+_AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 _NEW = 2.0  # seconds; compiled code knows its source by its size, and the second of its change
 
@@ -213,16 +219,37 @@ def folder_that_has(kind: type) -> ModelFolder | None:
     return folder
 
 
-def private_folder(path: str) -> ModelFolder:
-    """Return the ModelFolder of `path`, which is removed when nobody holds it any more, or this process ends. A class that needs it has it as its FOLDER."""
+def private_folder() -> ModelFolder:
+    """Return the ModelFolder of a new folder, which is removed when nobody holds it any more, or this process ends. Of a process that was killed, the next
+    one removes it that makes another. A class that needs it has it as its FOLDER."""
+    for path in glob(os.path.join(gettempdir(), f"{_PRIVATE}*")):
+        with suppress(OSError):
+            _remove_if_left(path)
+    made = mkdtemp(prefix="weir-")
+    lock = os.open(made, _AS_FOLDER)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    path = os.path.join(gettempdir(), f"{_PRIVATE}{os.path.basename(made)}")
+    os.rename(made, path)  # not before it is locked: until then another process would take it for one that was left
     folder = ModelFolder(path)
-    folder.remove = finalize(folder, _remove, path, os.getpid())
+    folder.remove = finalize(folder, _remove, path, lock, os.getpid())
     return folder
 
 
-def _remove(path: str, owner: int) -> None:
+def _remove_if_left(path: str) -> None:
+    """Remove a private folder of this user whose process has ended. Raises OSError if it is another's, or in use."""
+    lock = os.open(path, _AS_FOLDER)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _remove(path: str, lock: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked process ends as well
         shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
 
 
 def hold(user: object, classes: Iterable[type]) -> None:

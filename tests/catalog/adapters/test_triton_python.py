@@ -501,7 +501,7 @@ def test_what_cannot_be_served_is_said_before_it_starts(code: str, config: str, 
 
 def test_what_execute_returns_is_checked(client: HttpClient) -> None:
     for kind, why in enumerate(
-        ("0 responses for 1", "a NoneType for 1", "a str, must be an InferenceResponse", "2 rows for a request of 1",
+        ("0 results for 1 item", r"\(None\) for 1 item", "a str, must be an InferenceResponse", "2 rows for a request of 1",
          "'Y': is missing", "no decoupled transaction policy", "PreferredMemory: tensors are in the memory of the CPU")
     ):  # fmt: skip
         with pytest.raises(weir.ModelError, match=why):

@@ -18,7 +18,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy
 
-from weir.catalog.repository.model_files import as_tensor, batch_dimension_of, need, with_attributes
+from weir.catalog.repository.model_files import (
+    as_tensor,
+    batch_dimension_of,
+    config_bytes,
+    json_object,
+    need,
+    with_attributes,
+)
 from weir.catalog.repository.transformers_model import FILL_MASK, GENERATION, LOADING, pad_left, plain
 from weir.catalog.sources import PLATFORMS, ModelReading, ModelToServe, Trust
 from weir.errors import InvalidRequest, ModelError, SettingsError, brief
@@ -227,7 +234,6 @@ def _device(wanted: Any) -> str:
 
 PLATFORM, FILE = "mlserver", "model-settings.json"
 _PICKLED = tuple(ending for ending, platform in PLATFORMS.items() if platform == "sklearn" and ending != ".skops")
-_MAX_BYTES = 1 << 20  # of the settings
 
 NamedArray = tuple[str, str, Any, Parameters]  # name, datatype, array and parameters of a tensor
 
@@ -383,13 +389,8 @@ def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) ->
     """Return the model that the settings in `folder` describe. `complete` adds the settings that hold for every model. Raises
     SettingsError."""
     file, source = folder / FILE, f"{name}/{FILE}"
-    if file.stat().st_size > _MAX_BYTES:
-        raise SettingsError(f"{source}: is larger than {_MAX_BYTES} bytes")
-    try:
-        settings = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{source}: must be JSON: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get("implementation"), str):
+    settings = json_object(config_bytes(file, source), source)
+    if not isinstance(settings.get("implementation"), str):
         raise SettingsError(f"{source}: implementation: must name a class, such as mlserver_sklearn.SKLearnModel")
     if settings.get("name", name) != name:
         raise SettingsError(f"{source}: name={settings['name']!r}: must be unique and a valid model name")

@@ -30,6 +30,7 @@ from weir.model import NONE, RAGGED, REQUIRED, Last, Model, Tensor
 from weir.wire.tensors import rows_of, shape_key
 from weir.workers.cpus import gpu_count
 from weir.workers.process.launch import python_path
+from weir.workers.run.steps import responses_of
 from weir.workers.source import declared
 
 _FILE = "config.pbtxt"
@@ -62,10 +63,7 @@ class TritonPython(Model):
         """Return the response to each request."""
         requests = [self._request(arrays) for arrays in batch]
         responses = self._execute(requests)
-        if not isinstance(responses, list) or len(responses) != len(requests):
-            what = f"{len(responses)} responses" if isinstance(responses, list) else f"a {type(responses).__name__}"
-            raise TritonModelException(f"execute returned {what} for {len(requests)} requests")
-        return [self._output(response) for response in responses]
+        return [self._output(response) for response in responses_of(responses, len(requests), "execute")]
 
     def unload(self) -> None:
         """Call the model's `finalize`."""

@@ -7,20 +7,17 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import tomllib
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.registry import version_order
-from weir.catalog.repository.model_files import MAX_PATH_LENGTH
+from weir.catalog.repository.model_files import MAX_FILE_BYTES, MAX_PATH_LENGTH, config_bytes
 from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import (
@@ -38,6 +35,7 @@ from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
+from weir.workers.source import ModelFolder, private_folder
 from weir.workers.timer import end_tasks, in_background
 
 if TYPE_CHECKING:
@@ -66,7 +64,6 @@ KEYS: Mapping[str, str] = MappingProxyType(
 TOML, PBTXT = "config.toml", "config.pbtxt"
 MLSERVER_FILE = "model-settings.json"
 _MODEL_FILES = ("model.py", "model.onnx", "model.skops", "model.joblib")
-MAX_FILE_BYTES = 1 << 20  # of a configuration
 
 # Takes a table of settings and the name of its source; returns their values in the declared types. Raises SettingsError.
 ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -105,10 +102,8 @@ def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
         if file.is_file():
             source = f"{name}/{ending}"
             try:
-                if file.stat().st_size > MAX_FILE_BYTES:
-                    raise SettingsError(f"{source}: is larger than {MAX_FILE_BYTES} bytes")
-                return read(file.read_text("utf-8-sig"), source), source
-            except (OSError, UnicodeDecodeError) as error:
+                return read(config_bytes(file, source).decode("utf-8-sig"), source), source
+            except UnicodeDecodeError as error:
                 raise SettingsError(f"{source}: cannot be read: {error}") from error
     return {}, name
 
@@ -329,7 +324,7 @@ class FolderRepository:
         self._read_settings = read_settings
         self._complete = complete
         self._trust = trust or Trust()
-        self._uploads: dict[str, list[Path]] = {}
+        self._uploads: dict[str, list[ModelFolder]] = {}
         self._archives: dict[str, Path] = {}  # those that load calls have given another name
 
     def names(self) -> list[str]:
@@ -381,7 +376,10 @@ class FolderRepository:
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
-        if (archive := self._archive_in(config)) is not None and is_name(name):
+        archive = self._archive_in(config)
+        if (files or archive) and not is_name(name):
+            raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
+        if archive is not None:
             self._archives[name] = archive
         folder = self._uploaded(name, files) if files else self.folder_of(name)
         if folder is None:
@@ -428,20 +426,17 @@ class FolderRepository:
         """Write `files` into a new folder and return it. The folder is deleted at the second load after this one: until the
         next load is done, the running model may need it."""
         paths = {upload_path(file): content for file, content in files.items()}
-        if not is_name(name):
-            raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
-        folder = Path(mkdtemp(prefix=f"weir-{name[:40].replace('/', '-')}-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder = private_folder()
         for path, content in paths.items():
-            target = folder / path
+            target = Path(folder.path, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         kept = self._uploads.setdefault(name, [])
         kept.append(folder)
         for old in kept[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+            old.remove()
         del kept[:-2]
-        return folder
+        return Path(folder.path)
 
 
 def versions_in(folder: Path) -> list[str]:

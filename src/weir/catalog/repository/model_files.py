@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from weir.catalog.sources import ModelToServe
-from weir.errors import SettingsError, add_extra
+from weir.errors import SettingsError, add_extra, brief
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model
 from weir.workers.source import declared
 
 PYTHON_FILE = "model.py"
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
+MAX_FILE_BYTES = 1 << 20  # of a configuration
 TENSORS = ("inputs", "outputs")  # the attributes that declare tensors
 
 
@@ -139,12 +140,39 @@ def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
     return tensor
 
 
+def config_bytes(file: Path, source: str) -> bytes:
+    """Return the content of a configuration's file. Raises SettingsError, which begins with `source`."""
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{source}: is larger than {MAX_FILE_BYTES} bytes")
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{source}: cannot be read: {error.strerror}") from error
+
+
+def json_object(text: str | bytes, source: str) -> dict[str, Any]:
+    """Return the object that a JSON text of a configuration is. Raises SettingsError, which begins with `source`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{source}: must be JSON: {brief(str(error), 200)}") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"{source}: must be a JSON object")
+    return found
+
+
+def is_inner(file: str) -> bool:
+    """Return whether `file` is a path of a file that stays within the folder to which it is relative, whatever there is."""
+    path = PurePosixPath(file)
+    stays = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    return stays and not {"\\", "\0"} & {*file} and len(file.encode(errors="replace")) <= MAX_PATH_LENGTH
+
+
 def file_within(folder: Path, file: str, source: str) -> Path:
     """Return the path of `file`, which must lie in `folder`. Raises SettingsError."""
-    path = PurePosixPath(file)
-    if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or len(file.encode()) > MAX_PATH_LENGTH:
+    if not is_inner(file):
         raise SettingsError(f"{source}: file={file!r}: must be a file in the version's folder")
-    found = folder / path
+    found = folder / file
     try:
         there = found.is_file()
     except OSError:  # a name that is too long

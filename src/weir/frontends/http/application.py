@@ -84,6 +84,7 @@ from weir.serving.handle import ModelHandle, ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, ModelCounts, State, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire import predictions
+from weir.wire.forms import MULTIPART
 from weir.wire.schema import read_document, schema_of
 from weir.wire.status import codes_of_type
 from weir.wire.values import UNWRITABLE, decode, encode
@@ -92,7 +93,6 @@ if TYPE_CHECKING:
     from weir.serving.handle import Models
 
 
-MULTIPART = "multipart/form-data"
 _LONGEST_EXAMPLE = 200  # characters of JSON in a command to be copied
 _DEEPEST = 8  # levels of a type that are followed
 

@@ -116,6 +116,8 @@ class HttpServer:
     send. `edge` says how connections come.
     """
 
+    asks_for_key = True
+
     def __init__(
         self, context: KserveContext, asgi_app: Any, observers: Sequence[Observer] = (), *, clocks: Clocks = REAL_TIME, log: HttpLog | None = None,
         websockets: WebSockets | None = None, route_handlers: Sequence[RouteHandler] = (), edge: Edge = ONE_PROCESS,
