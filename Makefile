@@ -13,6 +13,7 @@
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
 #   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
 #   make test-adapters  serve models of mosec, LitServe and MLServer, and archives of TorchServe's archiver, in an environment of its own (.venvs/adapters)
+#   make test-vision  run TorchServe's handlers of images with torchvision, in an environment of its own (.venvs/vision)
 #   make docs    build the site of the documentation in build/site, then check it (links, code blocks, generated pages)
 #   make image   build OCI images without Docker and without root (VARIANTS="core embed gpu"; WITH="scikit-learn" for packages and MODELS=folder for models to put in)
 #   make test-image  build images, and run them as containers: read-only, as any user
@@ -84,7 +85,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 apt_install = { $(APT) update && $(APT) install --yes --no-install-recommends $(1); } >/dev/null 2>&1
 KEYRING := /usr/share/keyrings/debian-archive-keyring.gpg
 
-.PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-torch test-sklearn test-ray lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
+.PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-torch test-sklearn test-ray test-vision lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -131,6 +132,9 @@ test-fronts: $(VENV)/.test
 
 test-adapters: .venvs/adapters/.test
 	.venvs/adapters/bin/python -m pytest -m adapters tests/catalog/adapters $(ARGS)
+
+test-vision: .venvs/vision/.test
+	.venvs/vision/bin/python -m pytest -m vision tests/catalog/adapters/test_torchserve.py $(ARGS)
 
 lint: $(VENV)/.check
 	$(BIN)/ruff check
@@ -244,6 +248,13 @@ $(VENV)/.test: $(VENV)/.serve
 	$(SAY)
 	$(PYTHON) -m venv .venvs/adapters
 	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" $(TEST_TOOLS) "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" pyyaml torch-model-archiver
+	@touch $@
+
+# 5.5 GB with the torch of PyPI, 1 GB with that for the CPU. The two must be of one build.
+.venvs/vision/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
+	$(PYTHON) -m venv .venvs/vision
+	$(call install_into,$(@D)) --editable ".[client]" $(TEST_TOOLS) torch==2.14.1 torchvision==0.29.1
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.

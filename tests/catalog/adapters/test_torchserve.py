@@ -1,5 +1,6 @@
-"""Model archives of TorchServe are served as they are; those with a handler of torch are for `make test-adapters`."""
+"""Model archives of TorchServe are served as they are; those with handlers of torch are for `make test-torch` and `make test-vision`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -359,6 +360,56 @@ def test_networks_of_torch(tmp_path: Path) -> None:
         for name in ("eager", "scripted"):
             answer = httpx.post(f"{server.address}/predictions/{name}", json=item, timeout=60)
             assert answer.json() == pytest.approx({"zero": zero, "one": one})
+
+
+# Networks whose outputs are those that each handler expects, made of the mean of each colour.
+OF_COLOURS = """
+import torch
+
+class Network(torch.nn.Module):
+    def forward(self, images):
+        colours = images.mean((2, 3))
+        return {}
+"""
+_BOXES = '[{"boxes": torch.outer(one, torch.ones(4)), "labels": torch.arange(3), "scores": one} for one in colours]'
+
+
+@pytest.mark.vision
+@subcases(
+    ("handler", "output"),
+    [
+        ("image_classifier", "torch.cat([colours, 2 * colours], 1)"),
+        ("image_segmenter", '{"out": images}'),
+        ("object_detector", _BOXES),
+    ],
+)
+def test_handlers_of_images(tmp_path: Path, handler: str, output: str) -> None:
+    torch, transforms = pytest.importorskip("torch"), pytest.importorskip("torchvision.transforms")
+    picture = pytest.importorskip("PIL.Image").effect_mandelbrot((320, 280), (-3, -2.5, 2, 2.5), 100).convert("RGB")
+    picture.save(tmp_path / "a.png")
+    names = {str(number): f"class {number}" for number in range(6)}
+    files = {"network.py": OF_COLOURS.format(output), "index_to_name.json": json.dumps(names)}
+    path = archive(tmp_path / "images.mar", files, handler, modelFile="network.py")
+    normal = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    middle = transforms.CenterCrop(224)(transforms.Resize(256)(picture))
+    image = transforms.ToTensor()(picture) if handler == "object_detector" else normal(transforms.ToTensor()(middle))
+    colours = image.mean((1, 2))
+    with weir.running(str(path), spin=0.0) as server:
+        url = f"{server.address}/predictions/images"
+        found = httpx.put(url, content=(tmp_path / "a.png").read_bytes(), timeout=60).json()
+        assert httpx.post(url, files={"data": (tmp_path / "a.png").read_bytes()}).json() == found
+    if handler == "image_classifier":
+        shares = torch.softmax(torch.cat([colours, 2 * colours]), 0).tolist()
+        best = sorted(range(6), key=lambda number: -shares[number])[:5]
+        assert found == pytest.approx({names[str(number)]: shares[number] for number in best}, rel=1e-4)
+        assert list(found) == [names[str(number)] for number in best]
+    elif handler == "image_segmenter":
+        best = torch.max(torch.softmax(image, 0), 0)
+        assert torch.tensor(found).permute(2, 0, 1).allclose(torch.stack([best.indices, best.values]), rtol=1e-4)
+    else:
+        kept = [(f"class {number}", share) for number, share in enumerate(colours.tolist()) if share >= 0.5]
+        boxes = [{name: pytest.approx([share] * 4, rel=1e-4), "score": pytest.approx(share)} for name, share in kept]
+        assert found == boxes
 
 
 def test_settings_of_torchserve_are_ours() -> None:
