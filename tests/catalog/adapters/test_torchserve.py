@@ -338,7 +338,7 @@ def test_networks_of_torch(tmp_path: Path) -> None:
     network = torch.nn.Linear(3, 2)
     state = {f"layer.{name}": value for name, value in network.state_dict().items()}
     torch.save(state, tmp_path / "weights.pt")
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # TorchServe's users have such files
+    with warnings.catch_warnings(action="ignore"):  # TorchServe's users have such files
         torch.jit.trace(network, torch.zeros(1, 3)).save(str(tmp_path / "scripted.pt"))
     files: dict[str, str | bytes] = {
         "handler.py": TORCH,
@@ -385,7 +385,11 @@ _BOXES = '[{"boxes": torch.outer(one, torch.ones(4)), "labels": torch.arange(3),
 )
 def test_handlers_of_images(tmp_path: Path, handler: str, output: str) -> None:
     torch, transforms = pytest.importorskip("torch"), pytest.importorskip("torchvision.transforms")
-    picture = pytest.importorskip("PIL.Image").effect_mandelbrot((320, 280), (-3, -2.5, 2, 2.5), 100).convert("RGB")
+    pillow = pytest.importorskip("PIL.Image")
+    across = pillow.linear_gradient("L")
+    picture = pillow.merge(
+        "RGB", [pillow.radial_gradient("L"), across.point(lambda value: value // 4), across.rotate(-90)]
+    ).crop((0, 0, 200, 240))
     picture.save(tmp_path / "a.png")
     names = {str(number): f"class {number}" for number in range(6)}
     files = {"network.py": OF_COLOURS.format(output), "index_to_name.json": json.dumps(names)}
