@@ -156,7 +156,7 @@ KINDS = {
         "left-stays-in-queue": Fault("weir.batching.batcher:Batcher.cancel", takes("request.taken < request.form.rows", "False")),
         "place-never-free": Fault(DRIVER + "deliver", mistakes("self.batcher.finished(events.batch_id, now)", "self.batcher._take_back(events.batch_id)")),
         "bulk-without-end": Fault("weir.batching.batcher:Batcher._submit_bulk", skips("queue.room", "True")),
-        "bulk-in-the-wrong-queue": Fault("weir.batching.batcher:Batcher._class_of", skips("is_bulk", "False")),
+        "bulk-in-the-wrong-queue": Fault("weir.batching.batcher:Batcher.cancel", skips("is_bulk", "False")),
         "former-generation-kept": Fault("weir.serving.service:Replaced.stop", skips("remove")),
     },
     "an answer in the wrong order or form": {
