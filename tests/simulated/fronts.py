@@ -11,15 +11,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import close_received
+from tests.simulated.encrypted import RelaySocket
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.processes import CAPACITY, SimulatedProcess, socket_pair
 from tests.simulated.texts import left_in
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
 from weir.frontends.http.fast.shared import Clocks
+from weir.frontends.http.server import tls_context
 from weir.fronts.calls import FrontGrpc
 from weir.fronts.front import Front, FrontConfig, FrontEnds
 from weir.fronts.messages import ModelTable
+from weir.fronts.passing import Origin
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
 from weir.protocols.account import SharedAccount, SharedFigures
 from weir.text_server.encoder import Encoder
@@ -70,17 +73,29 @@ class _Sender:
     """Passes connections on to the dispatcher, where they arrive in the next round of the loop."""
 
     def __init__(
-        self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None], check: Callable[[], None]
+        self, process: SimulatedProcess, account: SharedAccount, take: Callable[..., None], check: Callable[[], None]
     ) -> None:
-        self._loop, self._account, self._take, self._check = loop, account, take, check
+        self._loop, self._process, self._account, self._take, self._check = process.loop, process, account, take, check
 
     def send_from(self, transport: SimulatedTransport, data: bytes) -> None:
         """See ConnectionSender."""
         self._account.pass_on()
         transport.get_protocol().connection_lost(None)
         transport.process = None
+        self._send(transport, data)
+
+    def relay(self, data: bytes, origin: Origin) -> Any:
+        """See ConnectionSender."""
+        ours, theirs = RelaySocket(self._loop, self._process), RelaySocket(self._loop, None)
+        ours.other, theirs.other = theirs, ours
+        self._process.at_end.append(ours.cut_off)
+        self._account.pass_on()
+        self._send(theirs, data, origin)
+        return ours
+
+    def _send(self, connection: Any, data: bytes, origin: Origin | None = None) -> None:
         self._check()
-        self._loop.call_soon(self._take, transport, data, context=self._loop.outside.copy())
+        self._loop.call_soon(self._take, connection, data, origin, context=self._loop.outside.copy())
 
 
 class _Machine:
@@ -111,6 +126,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         self.check: Callable[[], None] = lambda: None  # called while a connection is on its way to the dispatcher
         self._refused: set[int] = set()  # fronts for which the system had no descriptor once
         self._world, self._loop, self._draw, self._take, self._shared = world, world.loop, draw, take, figures
+        self._tls = tls_context(config.http)
         self._former: list[_Machine] = []  # nothing of them is collected: they would complain that they have not ended
 
     async def start(self, index: int) -> StartedFront | None:
@@ -123,7 +139,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         (link, its_link), (connections, its_connections) = socket_pair(loop, latency), socket_pair(loop, latency)
         its_connections.loses = self._world.loses_memory
         process: Any = SimulatedProcess(loop)
-        ends = FrontEnds(its_link, its_connections, -1, (), index + 1)
+        ends = FrontEnds(its_link, its_connections, -1, (), index + 1, self._tls)
         front = process.context().run(self._front, process, ends)
         self.machines[index] = _Machine(process, front, ends)
         self.started.append(process)
@@ -134,7 +150,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         config, clock = self._config, self._loop.time
         account = OrderedSharedAccount(config.http, self._shared, ends.index)
         config = replace(config, product=copy(config.product))  # each process has its own
-        sender: Any = _Sender(self._loop, account, partial(self._take, ends.index - 1), self.check)
+        sender: Any = _Sender(process, account, partial(self._take, ends.index - 1), self.check)
 
         def left(reason: str) -> None:
             self.kill(process)
@@ -179,7 +195,7 @@ class SimulatedFronts(Fronts):
         self.stops: list[SimulatedProcess] = []
         self._slow_until: list[float] = []  # when the dispatcher reads links again
         self._ended_at: dict[int, float] = {}
-        self.accepted: list[SimulatedTransport] = []
+        self.accepted: list[Any] = []
 
     @property
     def open(self) -> bool:
@@ -282,14 +298,18 @@ class SimulatedFronts(Fronts):
         ended = (*(self.gone_on.get(process, self._loop.now) for process in self.stops), *self._slow_until)
         return any(at + 1.0 > since for at in ended)
 
-    def accept(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
+    def accept(self, peer: Peer, window: int | None) -> Any:
         """Connect a client to one of the fronts that listen; return None if there is none."""
         listening = [index for index in self._running if self._listens(index) and index in self.machines]
         if self._closing or not listening:
             return None
         machine = self.machines[self._draw.choice(sorted(listening))]
-        connect = machine.front._server._connect
-        transport = SimulatedTransport(self._loop, peer, connect, window=window, process=machine.process)
+        server, process = machine.front._server, machine.process
+        transport: Any
+        if server._tls is None:
+            transport = SimulatedTransport(self._loop, peer, server._connect, window=window, process=process)
+        else:
+            transport = self.processes._world.encrypt(peer, server._accepted, window, process)
         machine.connections.add(transport)
         self.accepted.append(transport)
         return transport
@@ -323,8 +343,12 @@ class SimulatedFrontsServer(FrontsServer):
         if len(had_begun) > self.account.connections and self.world.loop.now > ended + 1.0:
             self.world.broken(f"{len(had_begun)} connections are open, and {self.account.connections} are counted")
 
-    def _take(self, front: int, transport: SimulatedTransport, data: bytes) -> None:
+    def _take(self, front: int, transport: Any, data: bytes, origin: Origin | None) -> None:
         """Go on with a connection that a front has passed on."""
+        if origin is not None:
+            if front in self.listening._running:
+                self._passed(front, transport, data, origin)
+            return
         if front in self.listening._running:
             self._plan.figures.figures.took(front + 1)
         if not transport.is_closing():
@@ -334,7 +358,7 @@ class SimulatedFrontsServer(FrontsServer):
             protocol.connection_made(transport)
             transport.resume_reading()
 
-    def accept(self, loop: SimulatedLoop, peer: Peer, window: int | None) -> SimulatedTransport | None:
+    def accept(self, loop: SimulatedLoop, peer: Peer, window: int | None) -> Any:
         """Connect a client; return None if nothing listens."""
         return self.listening.accept(peer, window)
 
@@ -360,7 +384,8 @@ def encoders_of(front: Front) -> list[Encoder]:
 
 def left_in_front(front: Front) -> dict[str, int]:
     """Return what is left in a front whose clients have gone."""
-    left = {"requests": len(front._requests.open), "bytes in the account": front._account.held_bytes}
+    relays = front._relays._running  # of clients that may have left while nothing was read from them
+    left = {"requests": len(front._requests.open), "bytes in the account": 0 if relays else front._account.held_bytes}
     for encoder in encoders_of(front):
         left |= left_in(encoder)
     for each in front._frontends:

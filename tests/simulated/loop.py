@@ -160,6 +160,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         return encrypt(self, rawsock, protocol, sslcontext, waiter, options)
 
+    def _make_socket_transport(self, sock: Any, protocol: Any, waiter: Any = None, **_: Any) -> Any:
+        waiter.set_result(None)
+        return sock.open(protocol)
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, *, sock: Any = None, **_: Any) -> Any:  # fmt: skip
+        protocol = protocol_factory()
+        return sock.open(protocol), protocol
+
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         """Listen at a port of its own, whatever the host is: see `dial`."""
         listener = SimpleNamespace(getsockname=lambda: (host, port))

@@ -28,6 +28,7 @@ CONNECTION = "weir.frontends.http.fast.connection:"
 HANDOVER = "weir.frontends.http.fast.handover:UvicornConnection."
 CHANNEL = "weir.workers.process.channel:Channel."
 DRIVER = "weir.serving.driver:Driver."
+RELAY = "weir.fronts.passing:_End."
 FRONT = "weir.fronts.dispatcher:ConnectedFront."
 PUBLISHER = "weir.text_server.bert_as_service.zeromq:Publisher."
 MANAGER = "weir.catalog.manager:Manager."
@@ -224,6 +225,9 @@ KINDS = {
         "descriptor-of-a-connection-kept": Fault("weir.frontends.http.server:_Accepted.connection_made", skips("abort")),
         "handshake-without-end": Fault("weir.frontends.http.server:HttpServer._accept", mistakes("patience", "1e9")),
         "failed-handshake-not-expected": Fault("weir.frontends.http.server:HttpServer._accept", mistakes("OSError", "BlockingIOError")),
+        "bytes-before-a-relay-lost": Fault("weir.fronts.passing:Relays.begin", mistakes("replay", "b''")),
+        "end-of-a-relay-not-passed-on": Fault(RELAY + "connection_lost", skips("self.other.transport.close")),
+        "relay-never-read-again": Fault(RELAY + "resume_writing", skips("resume_reading")),
     },
     "a load, an unload or an eviction that goes wrong": {
         "unload-does-not-wait": Fault(MANAGER + "_unload_model", mistakes("self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)")),

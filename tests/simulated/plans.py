@@ -186,7 +186,8 @@ def _widen(plan: Plan, length: float) -> None:
             "texts" in clients and not plan.quiet and draw.random() < 0.5
         ):  # what a front has of them must have its end, too
             plan.drains_at = draw.uniform(0.1, min(length, 3.0))
-    if not plan.fronts and not plan.quiet and draws("tls").random() < 0.15:
+    share = 0.3 if plan.fronts else 0.15  # and fronts relay what they do not serve themselves
+    if not plan.quiet and draws("tls and fronts" if plan.fronts else "tls").random() < share:
         plan.http |= FILES
     draw = draws("zeromq")
     if "texts" in clients and not plan.quiet and draw.random() < 0.5:

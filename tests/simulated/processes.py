@@ -22,7 +22,7 @@ class SimulatedProcess:
     pid = 0
 
     def __init__(self, loop: "SimulatedLoop") -> None:
-        self._loop = loop
+        self.loop = loop
         self._held: deque[asyncio.Handle] = deque()
         self._begun: list[asyncio.Task[None]] = []  # what never goes on is not collected: it would do more then
         self.runs = True
@@ -35,7 +35,7 @@ class SimulatedProcess:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin to do `work`."""
-        self._begun.append(self._loop.create_task(work, context=self.context()))
+        self._begun.append(self.loop.create_task(work, context=self.context()))
 
     def context(self) -> Context:
         """Return a context in which this process works."""
@@ -49,9 +49,9 @@ class SimulatedProcess:
             self._put(step, *arguments)
 
     def _put(self, step: Callable[..., object], *arguments: Any) -> None:
-        handle = asyncio.Handle(step, arguments, self._loop, self.context())
+        handle = asyncio.Handle(step, arguments, self.loop, self.context())
         if self.runs:
-            self._loop.add(handle)
+            self.loop.add(handle)
         else:
             self._held.append(handle)
 
@@ -70,7 +70,7 @@ class SimulatedProcess:
             self.runs = True
             held, self._held = self._held, deque()
             for handle in held:
-                self._loop.add(handle)
+                self.loop.add(handle)
             self._catches_up = True
             self._put(setattr, self, "_catches_up", False)
 
@@ -81,7 +81,7 @@ class SimulatedProcess:
         self.runs, self.killed = False, True
         self._held.clear()
         for step in self.at_end:
-            self._loop.outside.copy().run(step)
+            self.loop.outside.copy().run(step)
 
     def reap(self, done: Callable[[int | None], None]) -> None:
         """See Process."""

@@ -48,6 +48,7 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: Any = None
         self.was_cut = False  # by the end of its process
         self.at_end: Callable[[], None] = lambda: None
+        self.taken: Callable[[int], None] = lambda size: None  # called with the bytes that the protocol has read
         self._outgoing, self._incoming = bytearray(), bytearray()
         self.delivered = 0  # bytes that the server has read
         self._half_closed = False  # the client sends no more
@@ -112,6 +113,7 @@ class SimulatedTransport(asyncio.Transport):
                     arrived = partial(protocol.data_received, bytes(self._incoming[:size]))
                 del self._incoming[:size]
                 self.delivered += size
+                self.taken(size)
                 arrived()
         finally:
             self._delivering = False

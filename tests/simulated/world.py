@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -100,8 +100,7 @@ class SimulatedServer(HttpServer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, edge=Edge(self._nowhere), **options)
         self.listening = _Nowhere()
-        self.encrypted: list[TlsConnection] = []
-        self.draw: random.Random
+        self.world: World
 
     async def _nowhere(self, *_: object) -> Listening:
         return self.listening
@@ -112,9 +111,7 @@ class SimulatedServer(HttpServer):
             return None
         if self._tls is None:
             return SimulatedTransport(loop, peer, self._connect, window=window)
-        odd = type(getattr(peer, "_client", None)) in (Client, TextClient)
-        self.encrypted.append(TlsConnection(loop, peer, self._accepted, window, self.draw, odd=odd))
-        return self.encrypted[-1]
+        return self.world.encrypt(peer, self._accepted, window)
 
 
 class World:
@@ -125,6 +122,9 @@ class World:
         self._ending: dict[str, list[float]] = {name: [] for name in plan.services}  # when drains and reloads began
         self.responses: Counter[str] = Counter()
         self._draw, self._losses = random.Random(f"{plan.seed} world"), random.Random(f"{plan.seed} memory")
+        self._handshakes = random.Random(f"{plan.seed} handshakes")
+        self._encrypted: list[TlsConnection] = []
+        self.relays = bool(plan.fronts) and "tls_certfile" in plan.http  # fronts relay what they pass on
         self._executors: list[SimulatedExecutor] = []
         self.faults: list[str] = []
         self.over = False
@@ -184,6 +184,14 @@ class World:
         transport: SimulatedTransport | None = self.server.accept(self.loop, peer, window)
         return transport
 
+    def encrypt(
+        self, peer: Peer, accepted: Callable[[], Any], window: int | None, process: Any = None
+    ) -> TlsConnection:  # fmt: skip
+        """Connect a client with TLS to a server, or to a front, which is a process."""
+        odd, draw = type(getattr(peer, "_client", None)) in (Client, TextClient), self._handshakes
+        self._encrypted.append(TlsConnection(self.loop, peer, accepted, window, draw, odd=odd, process=process))
+        return self._encrypted[-1]
+
     def listening(self, peer: str) -> Any:
         """Return the core of a gRPC server that listens, to which this client is connected or connects; None if there is none."""
         servers = self.cygrpc.listening()
@@ -196,8 +204,8 @@ class World:
             server.disconnect(peer)
 
     def gone(self, asks: Iterable[Ask]) -> None:
-        """The connection of these has gone before they had their ends. A front that is stopped does not know it."""
-        if not self.stood_still(self.loop.now):
+        """The connection of these has gone before they had their ends. A front that is stopped does not know it, nor does who does not read what it relays."""
+        if not self.relays and not self.stood_still(self.loop.now):
             self.watch.gone(asks)
 
     def stood_still(self, since: float) -> bool:
@@ -309,7 +317,7 @@ class World:
         }
         if figures is None:
             one = SimulatedServer(context, app, **options)
-            one.draw = random.Random(f"{plan.seed} handshakes")
+            one.world = self
             return one
         product = None if self.texts is None else self.texts.in_fronts()
         config = FrontConfig(settings, context.access, False, 0, plan.fronts, product=product)
@@ -534,11 +542,10 @@ class World:
             "WebSockets": self.websockets.open,
             "bodies that arrive": len(self.server._shared.receiving),
             "servers of gRPC": len(self.cygrpc.servers),
+            "sockets of TLS": sum(each.left for each in self._encrypted),
         }
         if isinstance(self.server, SimulatedFrontsServer):
             left |= self.server.left() | {"processes of fronts": self.fronts.alive}
-        else:
-            left["sockets of TLS"] = sum(each.left for each in self.server.encrypted)
         parts: tuple[Any, ...] = self.texts, self.catalog
         for part in filter(None, parts):
             left |= part.left()
@@ -566,7 +573,7 @@ class World:
 
     def close(self) -> None:
         """Give back what is real: the memory, and sockets of TLS."""
-        for connection in self.server.encrypted if isinstance(self.server, SimulatedServer) else ():
+        for connection in self._encrypted:
             connection.forget()
         for each in self._executors:
             if each.arenas is not None:

@@ -65,6 +65,13 @@ class ConnectionSender:
         self._account = account
         self._unsent: deque[tuple[list[int], bytes]] = deque()  # descriptors, and a message
 
+    def relay(self, data: bytes, origin: Origin) -> socket.socket:
+        """Send one end of a new socket in place of a connection from `origin`; return the other end. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.send(theirs.detach(), data, origin)
+        return ours
+
     def send(self, descriptor: int, data: bytes, origin: Origin | None = None) -> None:
         """Send a connection, whose `descriptor` is closed here as soon as it has been sent. `origin` says where a relayed one comes from."""
         is_long, waits = len(data) > _MOST_INLINE, bool(self._unsent)
@@ -214,7 +221,7 @@ class Relays:
     def begin(self, transport: asyncio.Transport, replay: bytes) -> None:
         """Relay a connection from now on. `replay` is what has been read from it and has no response yet."""
         try:
-            ours, theirs = socket.socketpair()
+            ours = self._sender.relay(replay, _origin_of(transport))
         except OSError as error:
             _log.warning("a connection cannot be handed over: %s", error)
             transport.abort()
@@ -224,11 +231,9 @@ class Relays:
         transport.pause_reading()
         transport.set_protocol(client)
         transport.set_write_buffer_limits()
-        self._sender.send(theirs.detach(), replay, _origin_of(transport))
         in_background(self._relay(client, ours), "the relay of a connection", self._running)
 
     async def _relay(self, client: "_End", ours: socket.socket) -> None:
-        ours.setblocking(False)
         make = partial(_End, self._account.claim(), client)
         try:
             _, dispatcher = await asyncio.get_running_loop().create_unix_connection(make, sock=ours)
