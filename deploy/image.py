@@ -77,11 +77,15 @@ class Variant(NamedTuple):
 VARIANTS = {
     "core": Variant("[grpc,otel]", ["weir", "serve"]),
     "embed": Variant("[embed,grpc,otel]", ["weir", "embed", "serve"], (5555, 5556), {"WEIR_ZMQ_PORT": "5555"}),
-    # By these variables the runtime of NVIDIA puts the driver into the container.
+    # By two variables the runtime of NVIDIA puts the driver into the container. `weir embed serve` reads the third: onnxruntime is that for CPUs.
     "gpu": Variant(
         "[embed,gpu,grpc,images,otel,torch,transformers]",
         ["weir", "serve"],
-        variables={"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
+        variables={
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "WEIR_RUNTIME": "torch",
+        },
     ),
 }
 VARIABLES = {
