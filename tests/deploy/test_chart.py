@@ -190,7 +190,7 @@ def test_what_scales(made: Made) -> None:
         ({"grpcPort": 0}, "'/grpcPort': minimum: got 0, want 1"),
         ({"port": 0}, "'/port': minimum: got 0, want 1"),
         ({"config": 'workers = 2\napi_key = "s3cret"\n'}, "config: api_key: state it as a value or in settings"),
-        ({"config": '[models.a]\n"drain_timeout" = 90\n'}, "config: drain_timeout: state it"),
+        ({"config": "[models.a]\n'drain_timeout' = 90\n"}, "config: drain_timeout: state it"),
         ({"autoscaling": {"by": "queue"}}, "'/autoscaling/by': value must be one of 'hpa', 'keda'"),
         ({"autoscaling": {"enabled": True, "targetLatency": 0.1}}, "autoscaling.targetLatency: only by=keda"),
         ({"autoscaling": {"minReplicas": 0}}, "'/autoscaling/minReplicas': minimum: got 0, want 1"),
