@@ -112,9 +112,11 @@ def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
         assert may == (published if workflow.name == "release.yml" else {})
     jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
     assert {name: job.get("needs") for name, job in jobs.items()} == {
-        "build": None, "try": "build", "publish": "try", "image": "build", "publish-containers": ["image", "try"], "publish-chart": "publish-containers",
+        "build": None, "try": "build", "publish": ["image", "try"], "image": "build", "publish-containers": ["image", "try"], "publish-chart": "publish-containers",
     }  # fmt: skip
     assert any("pypi-publish" in step.get("uses", "") for step in jobs["publish"]["steps"])
+    checkouts = [step for job in jobs.values() for step in job["steps"] if "/checkout@" in step.get("uses", "")]
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
 def test_the_wheel_is_tried_with_extras_that_exist() -> None:
