@@ -45,7 +45,6 @@ def solve(
         float | None,
         flag("Solve for this rate only, in rows per second, and print the table; writes no policy file.", _ONE),
     ] = None,
-    values: Annotated[bool, flag("Also print the relative values.", _ONE, "--values")] = False,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     **options: list[Any] | None,
 ) -> None:
@@ -65,10 +64,8 @@ def solve(
     check_results(json)
     if rate is not None:
         _refuse_with_rate(output, workers, weights.latency_objective)
-        _solve_one(measured, rate, weights.prices, values, json)
+        _solve_one(measured, rate, weights.prices, json)
         return
-    if values:
-        raise SettingsError("--values: needs --rate")
     path = output or profile.with_name(profile.name.removesuffix(".toml").removesuffix(".profile") + ".policy.npz")
     check_results(path)
     _solve_bank(measured, {**vars(weights), "workers": workers, "seed": seed}, path, json)
@@ -83,14 +80,14 @@ def _refuse_with_rate(output: Path | None, workers: int, objective: str | None) 
         )
 
 
-def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json: Path | None) -> None:
+def _solve_one(profile: "Profile", rate: float, prices: Any, json: Path | None) -> None:
     from time import perf_counter
 
     from weir.policy.solve.bank import solve as solve_rate
 
     solution: Solution = solve_rate(profile, rate, prices, clock=perf_counter)
     if json != STDOUT:
-        show_solution(solution, values)
+        show_solution(solution)
     write_json(about_solution(solution), json)
 
 
@@ -218,16 +215,12 @@ def about_solution(solution: "Solution") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_solution(solution: "Solution", values: bool) -> None:
-    """Print the table, with equal actions of adjacent states in one row, and how it was found. With `values`, also print the
-    relative value of each state."""
+def show_solution(solution: "Solution") -> None:
+    """Print the table, with equal actions of adjacent states in one row, and how it was found."""
     table = Table("waiting", "dispatch", box=None, pad_edge=False)
-    if values:
-        table.add_column("relative value", justify="right")
-    for first, last, action in _runs(solution.table.tolist(), split=values):
+    for first, last, action in _runs(solution.table.tolist()):
         states = f"{first} or more" if last is None else str(first) if first == last else f"{first} - {last}"
-        cells = [states, "wait" if action == "0" else action]
-        table.add_row(*cells, *([f"{solution.values[first]:.6g}"] if values and first < len(solution.values) else []))
+        table.add_row(states, "wait" if action == "0" else action)
     console, found = Console(highlight=False), solution.performance
     print_table(console, table)
     for line in (
@@ -239,14 +232,14 @@ def show_solution(solution: "Solution", values: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _runs(table: list[int], *, split: bool) -> Iterator[tuple[int, int | None, str]]:
+def _runs(table: list[int]) -> Iterator[tuple[int, int | None, str]]:
     """Yield (first state, last state, action). Adjacent states that wait, dispatch all waiting rows or dispatch the same number
-    are one entry, unless `split`. The last entry of the table also holds for all higher states: its last state is None."""
+    are one entry. The last entry of the table also holds for all higher states: its last state is None."""
     first = 0
     for state in range(1, len(table)):
         same = table[state] == table[first]
         whole = table[state] == state and table[first] == first and table[first] > 0
-        if split or not (same or (whole and state - first <= table[state - 1] - table[first] + 1)):
+        if not (same or (whole and state - first <= table[state - 1] - table[first] + 1)):
             yield first, state - 1, _action(table, first, state - 1)
             first = state
     yield first, None, _action(table, first, first)
