@@ -52,7 +52,7 @@ class SimulatedTransport(asyncio.Transport):
         self._outgoing, self._incoming = bytearray(), bytearray()
         self.delivered = 0  # bytes that the server has read
         self._half_closed = False  # the client sends no more
-        self._eof_told = self._delivering = self._closing = self._lost = self._paused = False
+        self._eof_told = self._delivering = self._flushing = self._closing = self._lost = self._paused = False
         self._reading = True
         self._high, self._low = 65536, 16384
         self._loop.do(self.process, self._connect, connect)
@@ -99,6 +99,9 @@ class SimulatedTransport(asyncio.Transport):
     def _deliver(self) -> None:
         if self._delivering:
             return
+        if self._flushing:  # nothing comes while the server writes
+            self._loop.call_soon(self._deliver)
+            return
         self._delivering = True
         try:
             while self._incoming and self._reading and not self._closing and not self._lost:
@@ -130,7 +133,9 @@ class SimulatedTransport(asyncio.Transport):
             del self._outgoing[:size]
             if self.window is not None:
                 self.window -= size
+            flushing, self._flushing = self._flushing, True
             self._loop.at_client(self.process, self._peer.received, data)
+            self._flushing = flushing
         if self._paused and len(self._outgoing) <= self._low and not self._lost:
             self._paused = False
             self._protocol.resume_writing()
