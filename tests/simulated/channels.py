@@ -186,7 +186,8 @@ class Line(Incoming):
     def closed(self) -> None:
         site = self._client.site
         self.excused |= self.transport is not None and self.transport.was_cut
-        self.excused |= site.draining and site.stood_still(site.loop.now)  # it has waited as long as a drain may
+        # It has waited as long as a drain may; or it was idle while all stood still, and what is sent crosses the end of that.
+        self.excused |= (site.draining or site.relays) and site.stood_still(site.loop.now)
         super().closed()
 
     def hang_up(self) -> None:

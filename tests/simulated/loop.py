@@ -1,6 +1,7 @@
 """An event loop without sockets whose time is virtual: it jumps to the next timer when nothing else is to do."""
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self, *, coarse: bool = False) -> None:
         super().__init__()
         self.now = self.jumped_at = 0.0
+        self.leapt_at = -math.inf
         self._ahead = 0.0  # seconds that the wall clock has jumped
         self._coarse = coarse
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -81,6 +83,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Have the wall clock jump."""
         self._ahead += seconds
         self.jumped_at = self.now
+
+    def leap(self, seconds: float) -> None:
+        """Have so much time pass in which nothing is done: what was due then is done now."""
+        self.now += seconds
+        self.jumped_at = self.leapt_at = self.now
 
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         """A task of a process is kept until it has ended: if it was collected before, asyncio would report that at any time."""

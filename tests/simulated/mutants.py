@@ -259,10 +259,11 @@ KINDS = {
         "device-left-before-the-workers-end": Fault(DRIVER + "_end_workers", value=_leaves_first),
         "warm-up-keeps-its-turn": Fault(SHARED + "release", skips("gave_up")),
     },
-    "a wall clock that jumps": {
+    "a clock that jumps": {
         "deadline-by-the-wall-clock": Fault("weir.frontends.grpc.call:IncomingCall.time_remaining", mistakes("time.monotonic()", "time.time()")),
         "date-by-the-clock-of-timers": Fault("weir.frontends.http.fast.shared:HttpShared.on_second", mistakes("self._clocks.time_of_day()", "self._clocks.now()")),
         "sweep-by-the-wall-clock": Fault("weir.frontends.http.fast.shared:HttpShared.on_second", mistakes("self._clocks.now()", "self._clocks.time_of_day()")),
+        "standstill-counted": Fault("weir.frontends.http.fast.shared:HttpShared.on_second", mistakes("min(passed, _LATE)", "passed")),
     },
     "a number of workers that does not follow the load": {
         "more-workers-than-allowed": Fault(SCALING + "_wanted", takes("kept > self.allowed.most", "False")),

@@ -10,7 +10,7 @@ from tests.simulated.arenas import ArenaPlan, draw_arenas
 from tests.simulated.calls import REQUESTS_OF_STREAM
 from tests.simulated.catalog import KINDS, CatalogPlan, draw_catalog
 from tests.simulated.channels import FIRST, PAUSES
-from tests.simulated.clocks import Jump, draw_jumps
+from tests.simulated.clocks import Jump, draw_jumps, draw_leaps
 from tests.simulated.devices import DevicePlan, draw_device
 from tests.simulated.models import Items, Tensors
 from tests.simulated.probing import INTERVALS
@@ -63,6 +63,7 @@ class Plan:
     ranges: dict[str, RangePlan] = field(default_factory=dict)  # of the models whose number of workers follows the load
     zeromq: dict[str, Any] = field(default_factory=dict)  # its settings; none: it is not served
     jumps: list[Jump] = field(default_factory=list)  # of the wall clock
+    leaps: list[Jump] = field(default_factory=list)  # of all clocks
     kept_faults: list[int] = field(default_factory=list)
 
 
@@ -197,7 +198,7 @@ def _widen(plan: Plan, length: float) -> None:
         plan.clients += [len(CHANNELS) * FIRST + index for index in range(clients["texts"])]
     plan.arenas = draw_arenas(plan)
     plan.device = draw_device(plan)
-    plan.jumps = draw_jumps(plan, length)
+    plan.jumps, plan.leaps = draw_jumps(plan, length), draw_leaps(plan, length)
     if plan.device is not None:
         _add_faults(plan, draws("turns"), ("add", "remove", "remove", "kill"), plan.device.models, (0, 2, 6), length)
     plan.ranges = draw_ranges(plan)

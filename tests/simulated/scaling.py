@@ -55,11 +55,15 @@ class Scaling:
         self.plan = plan
         self._world, self._draw = world, draw
         self._count = max(1, plan.least)
-        self._excused_at = -math.inf  # when there were as many as may be, or some could not be started, or were lost
+        self._excused = -math.inf  # when there were as many as may be, or some could not be started, or were lost
 
     def excuse(self) -> None:
         """Something has happened for which requests may find too few workers."""
-        self._excused_at = self._world.loop.now
+        self._excused = self._world.loop.now
+
+    @property
+    def _excused_at(self) -> float:
+        return max(self._excused, self._world.loop.leapt_at)
 
     def changed(self, executor: "SimulatedExecutor") -> None:
         """There is one worker more, or less."""

@@ -92,7 +92,8 @@ class Watch(SilentObserver):
         for request in requests:
             if self.open.pop(id(request), None) is None:
                 self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
-            if now > request.deadline + LATE and not self._world.stood_still(request.arrival):
+            due = max(request.deadline, self._world.loop.leapt_at)
+            if now > due + LATE and not self._world.front_stood_still(request.arrival):
                 self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
             if error is None and now > request.deadline + ROUNDING:
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")

@@ -209,8 +209,16 @@ class World:
             self.watch.gone(asks)
 
     def stood_still(self, since: float) -> bool:
-        """Whether a process of the server was stopped since then, which then answers nobody."""
+        """Whether a process of the server was stopped since then, which then answers nobody, or all of them were."""
+        return self.loop.leapt_at + LATE > since or self.front_stood_still(since)
+
+    def front_stood_still(self, since: float) -> bool:
+        """Whether a front was stopped since then."""
         return isinstance(self.server, SimulatedFrontsServer) and self.fronts.stood_still(since)
+
+    def _leap(self, seconds: float) -> None:
+        self.loop.leap(seconds)
+        self.readiness_changed()
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """A response has come. `on_time`: its time is bounded."""
@@ -265,6 +273,8 @@ class World:
             self.loop.call_at(fault.at, self._happen, fault)
         for jump in plan.jumps:
             self.loop.happen_at(jump.at, self.loop.jump, jump.seconds)
+        for leap in plan.leaps:
+            self.loop.happen_at(leap.at, self._leap, leap.seconds)
         if plan.drains_at is not None:
             await asyncio.sleep(plan.drains_at)
             await self._busy()

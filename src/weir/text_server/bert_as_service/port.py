@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple, cast
 
@@ -16,6 +17,7 @@ from weir.errors import WeirError
 from weir.frontends.frontend import cannot_listen, listen
 from weir.protocols.account import Account
 from weir.text_server.bert_as_service.frames import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
+from weir.workers.timer import TimeLimit
 
 LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
 
@@ -222,7 +224,7 @@ class Peer(asyncio.Protocol):
         self._parser = ZmtpParser(port.socket_type, port.limits.max_message, port.limits.max_frames)
         self.held = 0
         self.charged = 0
-        self._handshake: asyncio.TimerHandle | None = None
+        self._handshake: TimeLimit | None = None
         self.address = ""
         self.message_since: float | None = None
         self.topics: set[bytes] = set()
@@ -248,7 +250,9 @@ class Peer(asyncio.Protocol):
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         within, loop = port.limits.handshake, asyncio.get_running_loop()
-        self._handshake = loop.call_later(within, self.end, f"no handshake within {within:g} s")
+        too_slow = partial(self.end, f"no handshake within {within:g} s")
+        self._handshake = TimeLimit(loop, within, too_slow, port.clock)
+        self._handshake.begin()
         self.transport.write(GREETING + ready(port.socket_type))
 
     def data_received(self, data: bytes) -> None:
@@ -299,7 +303,7 @@ class Peer(asyncio.Protocol):
 
     def _end_handshake(self) -> None:
         if self._handshake is not None and self._parser.ready:
-            self._handshake.cancel()
+            self._handshake.close()
             self._handshake = None
             if self._port.paused:
                 self.transport.pause_reading()
@@ -354,7 +358,7 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection and return what it was charged."""
         if self._handshake is not None:
-            self._handshake.cancel()
+            self._handshake.close()
         self._port.held -= self.held
         self._port.account.give(self.held)
         self.held, self.message_since = 0, None

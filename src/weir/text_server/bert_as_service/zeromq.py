@@ -322,6 +322,7 @@ CANCELLED_PER_TURN = 16
 CONFIG_DELAY = 0.1  # seconds before the response to SHOW_CONFIG: a stock client asks for it before it has subscribed
 _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
+_LATE = 2.0  # seconds after the last sweep
 _DRAIN_INTERVAL = 0.02  # seconds between two checks whether all responses have been sent
 _MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
 # Bytes that a request under way counts in addition to its payload: its task and what that refers to. More than so many would also make each pass of the
@@ -636,6 +637,7 @@ class ZeroMqFrontend:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._swept, self._still = clock(), 0.0  # the last sweep, and for how many seconds this process has stood still
         http = context.http
         self._host = http.host
         self.drops = Drops(_logger(), context.counts.dropped, clock)
@@ -646,10 +648,10 @@ class ZeroMqFrontend:
         largest, most, held = settings.zmq_max_message_size, http.max_connections, settings.zmq_max_in_flight
         sizes = min(largest, account.max_bytes), MAX_FRAMES, most, held
         limits = Limits(*sizes, http.header_timeout, http.body_timeout)
-        self._in = Port("PULL", limits, self.drops, account, self._received, clock=clock)
+        self._in = Port("PULL", limits, self.drops, account, self._received, clock=self._awake)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
         of_peers = self._publisher.forget, self._publisher.on_caught_up
-        self._out = Port("PUB", out, self.drops, account, self._subscribed, *of_peers, clock=clock)
+        self._out = Port("PUB", out, self.drops, account, self._subscribed, *of_peers, clock=self._awake)
         self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 
@@ -704,8 +706,15 @@ class ZeroMqFrontend:
         if self._in.paused and not self._is_full:
             self._in.resume()
 
+    def _awake(self) -> float:
+        """Return the time by which peers are too slow: that in which this process was stopped, paused with its machine or starved does not count."""
+        return self._clock() - self._still
+
     def _sweep(self) -> None:
-        now = self._clock()
+        passed, self._swept = self._clock() - self._swept, self._clock()
+        if passed > _LATE:
+            self._still += passed - _SWEEP_INTERVAL
+        now = self._awake()
         for port in (self._in, self._out):
             port.sweep(now)
         self._changed()
