@@ -376,7 +376,7 @@ def test_many_elements_are_written_piece_by_piece() -> None:
 
 def test_count() -> None:
     shapes: list[list[int]] = [[], [3], [2, 3, 4], [0, 5]]
-    assert [element_count("x", shape, 8) for shape in shapes] == [1, 3, 24, 0]
+    assert [element_count("x", shape) for shape in shapes] == [1, 3, 24, 0]
 
 
 @subcases(
@@ -388,13 +388,13 @@ def test_count() -> None:
         ([10**200], "dimensions must be"),
         ([tensors.MAX_BYTES], "takes more than"),
         ([2**31, 2**31], "takes more than"),
-        ([0, 2**62], "takes more than"),
+        ([0, 2**60], "takes more than"),
         ([1] * 40, "has 40 dimensions, must have at most 32"),
     ],
 )
 def test_what_cannot_be(shape: Sequence[int], words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        element_count("x", shape, 8)
+        element_count("x", shape)
     assert words in caught.value.message
     assert len(caught.value.message) < 300
 

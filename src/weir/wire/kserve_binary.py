@@ -82,7 +82,7 @@ def read_raw_request(body: Body, declared: Sequence[Tensor], model: str, version
         array: numpy.ndarray[Any, Any] = numpy.empty(1, object)
         array[0] = bytes(body)
     else:
-        count = element_count(name, shape, DTYPES[datatype].itemsize)
+        count = element_count(name, shape)
         array = plain.read_raw(name, datatype, shape, count, memoryview(body))
     value = TensorValue(name, datatype, array.reshape(shape))
     return InferenceRequest(model, [value], version=version, parameters={"binary_data_output": True})

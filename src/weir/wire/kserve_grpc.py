@@ -30,7 +30,6 @@ from weir.wire.kserve_json import (
     MAX_TENSORS,
     REGION,
     Find,
-    item_bytes,
     nowhere,
     read_raw,
     refuse_duplicates,
@@ -483,7 +482,7 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
 def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     """Return how many elements a tensor has. Raises InvalidRequest for an unknown datatype or an impossible shape."""
     check_datatype(name, datatype)
-    return element_count(name, shape, item_bytes(datatype))
+    return element_count(name, shape)
 
 
 class _Unsplit(ValueError):

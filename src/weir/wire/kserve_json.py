@@ -263,7 +263,7 @@ def _value_of(tensor: ReadTensor, find: Find) -> TensorValue:
     name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
     if datatype not in DTYPES:
         raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
-    count = element_count(name, shape, item_bytes(datatype))
+    count = element_count(name, shape)
     parameters = tensor.parameters or {}
     raw = find(name, parameters) if parameters else None
     if raw is None:
@@ -276,11 +276,6 @@ def _value_of(tensor: ReadTensor, find: Find) -> TensorValue:
         array = read_raw(name, datatype, shape, count, raw)
         parameters = {key: value for key, value in parameters.items() if key not in _ELSEWHERE}
     return TensorValue(name, datatype, array, parameters)
-
-
-def item_bytes(datatype: str) -> int:
-    """Return how many raw bytes an element takes; for BYTES, at least takes."""
-    return 4 if datatype == "BYTES" else DTYPES[datatype].itemsize
 
 
 def read_raw(name: str, datatype: str, shape: tuple[int, ...], count: int, raw: memoryview) -> Any:
@@ -445,7 +440,7 @@ class BodyPeek:
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         for tensor in inputs:
             check_datatype(tensor.name, tensor.datatype)
-            element_count(tensor.name, tensor.shape, 1)
+            element_count(tensor.name, tensor.shape)
         without_batch = leaves_batch_out(shapes, self._declared)
         if without_batch:
             shapes = {name: (1, *shape) for name, shape in shapes.items()}

@@ -39,13 +39,14 @@ def to_numbers(bits: Array) -> Array:
 
 MAX_DIMENSIONS = 32  # the limit of numpy 1
 MAX_BYTES = (1 << 63) - 1
+ELEMENT_BYTES = 8  # of the largest number, and of a reference to a text
 
 
-def element_count(name: str, shape: Sequence[int], item_bytes: int) -> int:
-    """Return how many elements a tensor of this shape has. An element takes at least `item_bytes`.
+def element_count(name: str, shape: Sequence[int]) -> int:
+    """Return how many elements a tensor of this shape has.
 
     Raises InvalidRequest naming the tensor for too many dimensions, a negative dimension, and a product of the other dimensions that exceeds MAX_BYTES, even
-    if one dimension is 0.
+    if one dimension is 0: numpy makes no such array, and a text takes as much in it as the largest number.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise InvalidRequest(f"tensor {name!r}: has {len(shape)} dimensions, must have at most {MAX_DIMENSIONS}")
@@ -54,7 +55,7 @@ def element_count(name: str, shape: Sequence[int], item_bytes: int) -> int:
             raise InvalidRequest(
                 f"tensor {name!r}: has shape {_short(shape)}, dimensions must be from 0 to {MAX_BYTES}"
             )
-    if math.prod([length or 1 for length in shape]) * item_bytes > MAX_BYTES:
+    if math.prod([length or 1 for length in shape]) * ELEMENT_BYTES > MAX_BYTES:
         raise InvalidRequest(f"tensor {name!r}: shape {_short(shape)} takes more than {MAX_BYTES} bytes")
     return math.prod(shape)
 
@@ -736,7 +737,7 @@ class Unpacker:
         for name, dtype, shape, offset, size_bytes in columns:
             if dtype is None:
                 raw = rest[offset : offset + size_bytes]
-                arrays[name] = unpack_elements(raw, element_count(name, shape, 4), name).reshape(shape)
+                arrays[name] = unpack_elements(raw, element_count(name, shape), name).reshape(shape)
             else:
                 arrays[name] = numpy.ndarray(shape, dtype, rest, offset)
         if known is None:

@@ -173,7 +173,7 @@ class BodyReader:
 
     def _learn(self, shapes: Shapes) -> ShapeFacts:
         pairs = list(zip(self._declared, shapes, strict=True))
-        counts = [element_count(tensor.name, shape, 1) for tensor, shape in pairs]
+        counts = [element_count(tensor.name, shape) for tensor, shape in pairs]
         rows = check_bound({tensor.name: (tensor.datatype, shape) for tensor, shape in pairs}, self._declared)
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
