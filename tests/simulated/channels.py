@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ FIRST = 1000  # the clients of each channel begin at a multiple of it
 PAUSES = 0.2  # the share of its turns after which a client of a plan with quiet stretches pauses
 LATE = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
 SILENCE = 1.0  # seconds beyond the deadline after which a request hangs
+_DATE = re.compile(rb"Date: [^\r]*")  # of the day, where websockets refuses a handshake
 
 
 class ChannelClient:
@@ -69,7 +71,7 @@ class ChannelClient:
 
     def note(self, data: bytes) -> None:
         """Add to the trace what has come, and when."""
-        self._hash.update(b"%.6f " % self.site.loop.now + data)
+        self._hash.update(b"%.6f " % self.site.loop.now + _DATE.sub(b"", data))
 
     @property
     def trace(self) -> str:

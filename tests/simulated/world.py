@@ -626,6 +626,7 @@ class Result:
 
 def simulate(plan: Plan, kind: type[World] = World) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
+    random.seed(plan.seed)  # uvicorn draws what it pings with
     loop = SimulatedLoop(coarse=plan.coarse)
     with simulated_core(loop) as cygrpc, simulated_channels(cygrpc, random.Random(f"{plan.seed} relays")):
         return run_in(loop, kind(plan, loop, cygrpc))
