@@ -173,7 +173,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, *, sock: Any = None, **_: Any) -> Any:  # fmt: skip
         protocol = protocol_factory()
-        return sock.open(protocol), protocol
+        transport = sock.open(protocol)
+        await asyncio.sleep(0)  # a process that works off what came while it was stopped connects it only then
+        return transport, protocol
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         """Listen at a port of its own, whatever the host is: see `dial`."""
