@@ -1,9 +1,15 @@
 """Modules that take long to import and few tests use: `from tests.late import openai`. Each process of the tests imports every file of tests,
 and these only once a test uses them."""
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import pytest
+
+HAS_KSERVE = sys.version_info < (3, 14)  # which none of its releases takes
+needs_kserve = pytest.mark.skipif(not HAS_KSERVE, reason="there is no kserve for this Python")
 
 if TYPE_CHECKING:
     import av as av

@@ -14,7 +14,7 @@ from jsonschema import Draft7Validator
 from tests.deploy.kit import Object, image_of_docker
 from tests.deploy.schemas import check
 from tests.documentation.pages import ROOT
-from tests.late import check_jsonschema
+from tests.late import check_jsonschema, needs_kserve
 from tests.served import CLEAN
 
 from weir.bench.vectors import reserve_ports
@@ -26,7 +26,13 @@ def read(path: str) -> Any:
     return yaml.safe_load((DEPLOY / path).read_text())
 
 
-@pytest.mark.parametrize("path", sorted(DEPLOY.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=needs_kserve if path.stem == "kserve" else ())
+        for path in sorted(DEPLOY.glob("*.yaml"))
+    ],
+)
 def test_its_objects_are_valid(path: Path) -> None:
     if path.name == "compose.yaml":
         schema = Path(check_jsonschema.builtin_schemas.__file__).parent / "vendor" / "compose-spec.json"

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from tests.documentation.pages import ROOT, table
 from tests.frontends.grpc.kit import INFERENCE, serving
+from tests.late import needs_kserve
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints
@@ -81,6 +82,7 @@ def test_every_method_of_tritons_client_is_named() -> None:
         }
 
 
+@needs_kserve
 def test_every_method_of_kserves_client_is_named() -> None:
     paragraph = HTTP.partition("For `kserve.InferenceRESTClient`")[2]
     assert methods_of("kserve", "InferenceRESTClient", "inference_client.py") <= set(re.findall(r"`(\w+)`", paragraph))

@@ -248,8 +248,8 @@ def owners(served: Served, caller: Caller) -> list[int]:
 def connections_of(served: Served) -> int:
     """Return how many connections of clients the processes of a server have."""
     port = int(served.url.rpartition(":")[2])
-    processes = (psutil.Process(served.process.pid), *fronts_of(served))
-    found = [each for process in processes for each in process.connections("tcp") if each.laddr.port == port]
+    processes = {served.process.pid, *(front.pid for front in fronts_of(served))}
+    found = [each for each in psutil.net_connections("tcp") if each.pid in processes and each.laddr.port == port]
     return sum(each.status != psutil.CONN_LISTEN and bool(each.raddr) for each in found)
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ from weir.jobs import JobSettings
 from weir.jobs.running import EXPIRED
 from weir.jobs.store import STALE, Disk, JobRequest, JobResponse, JobStore, StoredFile
 
+_opened: list[JobStore] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """What a test has opened is closed after it."""
+    yield
+    while _opened:
+        _opened.pop().close()
+
 
 def opened(tmp_path: Path, max_bytes: int = 1 << 20, disk: Disk | None = None, **bounds: Any) -> JobStore:
-    return JobStore(tmp_path / "jobs", JobSettings(batch_max_bytes=max_bytes, **bounds), disk)
+    _opened.append(JobStore(tmp_path / "jobs", JobSettings(batch_max_bytes=max_bytes, **bounds), disk))
+    return _opened[-1]
 
 
 def upload(store: JobStore, body: bytes = b"x" * 10, now: int = 100, expires_at: int = 1000) -> StoredFile:
@@ -73,7 +85,7 @@ def test_what_an_earlier_process_has_left_goes_on(store: JobStore, tmp_path: Pat
     unfinished = files / "file-left", files / "file-half.part"  # an output without its row, and half an upload
     for path in unfinished:
         path.write_bytes(b"something")
-    again = opened(tmp_path)  # the first is never closed, as after a kill
+    again = opened(tmp_path)  # the first is not closed before, as after a kill
     again.clean(103, 0)
     assert all(path.exists() for path in unfinished)  # another process may be writing them
     for path in unfinished:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
+from tests.late import HAS_KSERVE, needs_kserve
 from tests.rings import subcases
 
 from weir.errors import InvalidRequest
@@ -260,7 +261,7 @@ def described(module: str) -> Any:
     [
         ("tritonclient.grpc.service_pb2", "inference.proto"),
         ("tritonclient.grpc.model_config_pb2", "model_config.proto"),
-        ("kserve.protocol.grpc.grpc_predict_v2_pb2", "inference.proto"),
+        *([("kserve.protocol.grpc.grpc_predict_v2_pb2", "inference.proto")] if HAS_KSERVE else []),
     ],
 )
 def test_names_and_numbers_are_those_of_stock_clients(module: str, ours: str) -> None:
@@ -286,6 +287,7 @@ def test_a_method_knows_its_path_and_messages() -> None:
     assert stream.requests_stream and stream.responses_stream
 
 
+@needs_kserve
 @pytest.mark.parametrize(
     ("order", "before"),
     [

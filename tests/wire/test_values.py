@@ -62,7 +62,11 @@ NO_JSON = [
 ]  # fmt: skip
 HUGE = b"\xff" * 4
 NO_MSGPACK = [b"", b"\xc1", b"\x01\x01", b"\x92\x01", b"\xa5ab", b"\xa2\xff\xff", b"\xdd" + HUGE, b"\xdf" + HUGE]
-DEEP = [(b"[" * 100_000 + b"]" * 100_000, JSON), (b'[{"a":' * 100_000, JSON), (b"\x91" * 100_000 + b"\x01", MSGPACK)]
+DEEP = [
+    (b"[" * 250_000 + b"]" * 250_000, JSON),
+    (b'[{"a":' * 250_000, JSON),
+    (b"\x91" * 250_000 + b"\x01", MSGPACK),
+]
 
 
 @subcases(("body", "content_type"), [*((body, JSON) for body in NO_JSON), *((body, MSGPACK) for body in NO_MSGPACK)])

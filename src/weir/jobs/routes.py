@@ -254,19 +254,19 @@ class JobRoutes:
     """
 
     def __init__(self, context: JobContext, http: HttpSettings, endpoints: Container[str]) -> None:
-        """Open the directory of the settings. Raises SettingsError if it cannot be used."""
+        """Raise SettingsError if the directory of the settings cannot be used."""
         self._context = context
         self._http = http
         self._endpoints = endpoints
-        self._store = self._opened()
+        self._opened().close()
         self._thread = ThreadPoolExecutor(1, "weir-files")
-        self._made: JobRunner | None = None
+        self._made: tuple[JobRunner, JobStore] | None = None
         self._shown: Mapping[str, Any] | None = None
         self._showing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
-        self._made = JobRunner(self._opened(), self._context)
+        self._made = JobRunner(self._opened(), self._context), self._opened()
 
     def _opened(self) -> JobStore:
         settings = self._context.settings
@@ -283,8 +283,9 @@ class JobRoutes:
         if self._showing is not None:
             await asyncio.wait([self._showing])
         if made is not None:
-            await made.stop()
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+            runner, store = made
+            await runner.stop()
+            await asyncio.get_running_loop().run_in_executor(self._thread, store.close)
             self._thread.shutdown()
 
     async def _use(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -308,10 +309,18 @@ class JobRoutes:
         self._shown = {"counts": counts, "jobs": shown}
 
     @property
-    def _runner(self) -> JobRunner:
+    def _begun(self) -> tuple[JobRunner, JobStore]:
         if self._made is None:
             raise Draining("the server runs no batch jobs now: it is starting or shutting down; try again later")
         return self._made
+
+    @property
+    def _runner(self) -> JobRunner:
+        return self._begun[0]
+
+    @property
+    def _store(self) -> JobStore:
+        return self._begun[1]
 
     def endpoints(self) -> list[HttpEndpoint]:
         """Return the endpoints."""

@@ -17,7 +17,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -181,8 +181,10 @@ class JobStore:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._files.mkdir(exist_ok=True, mode=0o700)
-            self._database = self.disk.connect(self._directory / "jobs.sqlite")
-            self._database.executescript(_SCHEMA)
+            with ExitStack() as opened:
+                self._database = opened.enter_context(closing(self.disk.connect(self._directory / "jobs.sqlite")))
+                self._database.executescript(_SCHEMA)
+                opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise SettingsError(f"batch_dir={str(directory)!r}: cannot be used: {error}") from error
 

@@ -378,7 +378,8 @@ def test_a_load_call_brings_a_new_model_and_its_configuration(server: HostedServ
             with urllib.request.urlopen(f"{server.address}/v2/repository/models/new/{change}", body) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
-            return error.code
+            with error:
+                return error.code
 
     table = {"name": "IN", "dataType": "TYPE_INT32", "dims": ["-1", "-1"]}
     tables = {"input": [table], "output": [{**table, "name": "OUT", "dims": ["2"]}]}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.late import needs_kserve
 from tests.served import Served
 
 ROOT = Path(__file__).parents[3]
@@ -30,6 +31,6 @@ def check_client(client: str, address: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("client", ["standard.py", "triton.py", "kserve_client.py"])
+@pytest.mark.parametrize("client", ["standard.py", "triton.py", pytest.param("kserve_client.py", marks=needs_kserve)])
 def test_client(address: str, client: str) -> None:
     check_client(client, address)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
-from tests.late import kserve, triton_aio
+from tests.late import kserve, needs_kserve, triton_aio
 from tests.protocols.kserve.models import TYPES
 from tests.rings import subcases
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
@@ -140,6 +140,7 @@ def test_many_greenlets_share_batches(address: str) -> None:
             assert result.get_response()["id"] == str(i)
 
 
+@needs_kserve
 async def test_kserves_client(address: str) -> None:
     url = f"http://{address}"
     async with kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2", retries=1)) as client:
@@ -160,6 +161,7 @@ async def test_kserves_client(address: str) -> None:
             await client.infer(url, {"inputs": []}, model_name="nobody")
 
 
+@needs_kserve
 async def test_kserves_client_of_the_first_version(address: str) -> None:
     url = f"http://{address}"
     async with kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v1")) as client:
