@@ -62,11 +62,6 @@ NO_JSON = [
 ]  # fmt: skip
 HUGE = b"\xff" * 4
 NO_MSGPACK = [b"", b"\xc1", b"\x01\x01", b"\x92\x01", b"\xa5ab", b"\xa2\xff\xff", b"\xdd" + HUGE, b"\xdf" + HUGE]
-DEEP = [
-    (b"[" * 250_000 + b"]" * 250_000, JSON),
-    (b'[{"a":' * 250_000, JSON),
-    (b"\x91" * 250_000 + b"\x01", MSGPACK),
-]
 
 
 @subcases(("body", "content_type"), [*((body, JSON) for body in NO_JSON), *((body, MSGPACK) for body in NO_MSGPACK)])
@@ -75,11 +70,11 @@ def test_a_bad_body_is_refused(body: bytes, content_type: str) -> None:
         decode(body, content_type)
 
 
-@subcases(("body", "content_type"), DEEP)
-def test_deep_nesting_is_refused(body: bytes, content_type: str) -> None:
-    for read in (decode, split):
+@subcases(("level", "content_type"), [(b"[", JSON), (b'[{"a":', JSON), (b"\x91", MSGPACK)])
+def test_deep_nesting_is_refused(level: bytes, content_type: str) -> None:
+    for read, depth in ((decode, 100_000), (split, 1_000_000)):  # what is only passed over takes less of the stack
         with pytest.raises(InvalidRequest, match="nested less deeply"):
-            read(body, content_type)
+            read(level * depth, content_type)
 
 
 @subcases("body", [b'{"a": 1, "b": 2, "c": 3}', b"[1, 2, 3", b"[1, 2 3, 4]", b"3", b""])
