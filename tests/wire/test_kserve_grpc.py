@@ -251,7 +251,8 @@ def fields(descriptor: Any, prefix: str = "") -> set[tuple[Any, ...]]:
 
 def described(module: str) -> Any:
     """Return the file of a client's own messages, read in a process of their own."""
-    code = f"{BARE}\nfrom {module} import DESCRIPTOR as d; sys.stdout.buffer.write(d.serialized_pb)"
+    before = BARE if HAS_KSERVE else "import sys"
+    code = f"{before}\nfrom {module} import DESCRIPTOR as d; sys.stdout.buffer.write(d.serialized_pb)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=200)
     return descriptor_pb2.FileDescriptorProto.FromString(run.stdout)
 
