@@ -249,7 +249,11 @@ def connections_of(served: Served) -> int:
     """Return how many connections of clients the processes of a server have."""
     port = int(served.url.rpartition(":")[2])
     processes = {served.process.pid, *(front.pid for front in fronts_of(served))}
-    found = [each for each in psutil.net_connections("tcp") if each.pid in processes and each.laddr.port == port]
+    found = [
+        each
+        for each in psutil.net_connections("tcp")
+        if each.pid in processes and each.laddr and each.laddr.port == port
+    ]
     return sum(each.status != psutil.CONN_LISTEN and bool(each.raddr) for each in found)
 
 

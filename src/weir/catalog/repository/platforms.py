@@ -42,7 +42,8 @@ from weir.workers.source import FOLDER, declared, loaded_apart, reading
 
 def guess(folder: Path, source: str) -> str:
     """Return the name of the platform that the files in `folder` are for. Raises SettingsError if that cannot be told."""
-    if (folder / "model.py").is_file():
+    # From Python 3.14 on, `is_file` says False of what may not be read; listing raises.
+    if folder.is_dir() and any(each.name == "model.py" and each.is_file() for each in folder.iterdir()):
         return "python"
     if is_archive(folder):
         return TORCHSERVE
