@@ -15,6 +15,7 @@ from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_b
 from weir.batching.group import FifoQueue, Group, size_class
 from weir.batching.padded import LengthQueue, length_of
 from weir.batching.request_state import RequestBase, rows_left
+from weir.batching.retry import CrashRetry
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
 from weir.messages import Dispatch, Events, Form, Kind, Reason, Wakeup
@@ -226,7 +227,7 @@ class Mill:
         else:
             running = sum(dispatch.rows - dispatch.bulk for dispatch in batcher.running.values())
             suspects = batcher._interactive.suspects
-        again = sum(self._share(entry) * entry[0].form.rows for entry in suspects.entries())
+        again = self._rows(suspects)
         under_way = waiting + running + ceil(again - 1e-9)
         assert under_way in (request.form.rows, min(under_way, settings.capacity or inf))
         cost = sum(rows_left(each) / each.form.rows * each.form.cost for each in ours) + request.form.cost
@@ -293,9 +294,14 @@ class Mill:
         )
         return (stop - start) / whole
 
+    def _rows(self, suspects: CrashRetry) -> float:
+        return sum(self._share(entry) * entry[0].form.rows for entry in suspects.entries())
+
     def _check_books(self) -> None:
         batcher = self.batcher
         waiting = self.waiting
+        ours = sum(rows_left(each) for each in waiting if not is_bulk(each) or not batcher.bulk_workers)
+        assert batcher.backlog == ours + self._rows(batcher._interactive.suspects)
         assert batcher.waiting_rows == sum(map(rows_left, waiting))
         assert batcher.waiting_requests == len(waiting)
         assert sum(batcher.counts.values()) == len(self.cuts)

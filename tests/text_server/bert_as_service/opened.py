@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -31,8 +32,9 @@ class Opened:
 
     def __init__(
         self, *, port: int = 0, port_out: int | None = None, http: HttpSettings | None = None, control: ControlSettings | None = None,
-        account: Account | None = None, **settings: Any,
+        account: Account | None = None, clock: Callable[[], float] = time.monotonic, **settings: Any,
     ) -> None:  # fmt: skip
+        self._clock = clock
         self._account = account or Account(http or HttpSettings())
         self._settings = ZeroMqSettings(zmq_port=port, zmq_port_out=port_out, **settings)
         self._http = http or HttpSettings()
@@ -48,7 +50,7 @@ class Opened:
         context = EmbeddingContext({"hashing": self.encoder, "other": Hashing()}, self._http, 1, self.counts)
         self.frontend = ZeroMqFrontend(
             context, self._settings, control=self._control, status=Status(context.encoders, context.clients),
-            terminate=self.ended.set, account=self._account,
+            terminate=self.ended.set, account=self._account, clock=self._clock,
         )  # fmt: skip
         await self.frontend.start()
         self.port, self.port_out = self.frontend.port, self.frontend.port_out

@@ -239,6 +239,20 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         opened.until(lambda: not port.peers)
 
 
+def test_time_in_which_the_server_stood_still_is_not_the_clients() -> None:
+    stood = 0.0
+    limits = HttpSettings(body_timeout=HOUR)
+    with Opened(http=limits, clock=lambda: time.monotonic() + stood) as opened, connected(opened.port, "PUSH") as kept:
+        port = opened.frontend._in
+        kept.sendall(frame(b"half")[:-1])
+        opened.until(lambda: port.held > 0)
+        stood = 2 * HOUR
+        opened.until(lambda: opened.frontend._still > HOUR)
+        assert opened.frontend.drops.counts["connection"] == 0
+        opened.call(lambda: port.sweep(port.clock() + 2 * HOUR))
+        opened.until(lambda: not port.peers)
+
+
 def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
     account = Account(HttpSettings(max_waiting_bytes=2 * MIB))
     text = b'["!wait","' + b"x" * (MIB // 2) + b'"]'
