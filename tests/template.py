@@ -95,6 +95,7 @@ def install(requests: socket.socket, for_models: socket.socket | None = None) ->
         return int(answer)
 
     setattr(subprocess, "_fork_exec", start)  # noqa: B010 - it is not declared
+    setattr(subprocess, "_USE_POSIX_SPAWN", False)  # noqa: B010 - from Python 3.13 on, that would start programs instead
 
 
 @cache
@@ -104,6 +105,7 @@ def start() -> None:
     The kernel takes what they fork for children of this thread, and so ends workers with it.
     """
     if _CLONE is not None:
+        _MEANING.update(_meaning(os.environ))  # conftest.py sets variables after it has imported this
         install(_started(), _started(*_LIBRARIES))
 
 
