@@ -96,9 +96,7 @@ HEADS = {  # a head that takes a page, one that the fast path answers, one whose
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_connection_keeps_nothing_of_a_request_that_was_answered(server: Attacked, name: str) -> None:
-    for _ in range(
-        100
-    ):  # until what the collector of garbage frees balances what waits for it, later from Python 3.14 on
+    for _ in range(100):  # until the collector frees as much as waits for it
         assert server.call(HEADS[name])
     before = server.process.memory_info().rss
     for _ in range(400):
