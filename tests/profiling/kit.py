@@ -30,6 +30,8 @@ class TimedExecutor(FakeExecutor):
         fail: WeirError | None = None,
     ) -> None:
         super().__init__(places=places)
+        for state in self.states():
+            state.pid = None  # nothing waits for a CPU in virtual time, as this process may for others
         self.clock = clock
         self.busy = 0.0  # seconds of computing so far
         self._duration = duration
