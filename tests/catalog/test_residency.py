@@ -451,6 +451,7 @@ async def test_an_unloaded_model_that_was_evicted_is_not_loaded_by_who_knows_it(
     async with House("a", "b", memory=1.0) as house:
         service = await house.find("a")
         await service.infer(0)
+        await until(lambda: house.states()["a"] == "loaded")
         await house.ask("b")
         await house.until(a="evicted", b="loaded")
         await house.manager.unload_model("a")
@@ -479,6 +480,7 @@ async def test_the_memory_of_a_model_is_free_when_its_workers_have_ended(is_busy
         call = (await house.busy("a"))[1] if is_busy else house.ask("a")
         if not is_busy:
             await call
+        await until(lambda: house.states()["a"] == "loaded")
         house.exit.clear()
         other = asyncio.ensure_future(house.ask("b"))
         await until(lambda: house.states()["a"] == "leaving")
