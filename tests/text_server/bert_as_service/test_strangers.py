@@ -249,8 +249,6 @@ def test_time_in_which_the_server_stood_still_is_not_the_clients() -> None:
         stood = 2 * HOUR
         opened.until(lambda: opened.frontend._still > HOUR)
         assert opened.frontend.drops.counts["connection"] == 0
-        opened.call(lambda: port.sweep(port.clock() + 2 * HOUR))
-        opened.until(lambda: not port.peers)
 
 
 def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
