@@ -250,7 +250,7 @@ $(VENV)/.test: $(VENV)/.serve
 	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" $(TEST_TOOLS) "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" pyyaml torch-model-archiver
 	@touch $@
 
-# 5.5 GB with the torch of PyPI, 1 GB with that for the CPU. The two must be of one build.
+# 5.4 GB with the torch of PyPI. The two must be of one build.
 .venvs/vision/.test: $(VENV)/.pip pyproject.toml
 	$(SAY)
 	$(PYTHON) -m venv .venvs/vision

@@ -73,7 +73,7 @@ def test_readers_who_leave_or_stop_cost_lines_and_nothing_else(
             for number in range(60):  # far more than pipes and queues hold
                 assert client.post("/infer/noisy", json=number).json() == number
                 # A thread writes the file, and what it has not written beyond some bytes is lost.
-                until(lambda: words is flags or log_file.stat().st_size > 100_000 * (number + 1))  # noqa: B023
+                until(lambda: words is flags or log_file.stat().st_size > 100_000 * (number + 1))  # noqa: B023 - it is called in this turn
             assert client.get("/health/live").status_code == 200
         until(lambda: lost_lines(served.url) > 0)
         served.signal(signal.SIGTERM)

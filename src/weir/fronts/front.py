@@ -271,7 +271,7 @@ async def listen_at(
 
 async def no_application(scope: Any, receive: Any, send: Any) -> None:
     """Raise: a front has no ASGI application, and hands over what needs one."""
-    raise NotImplementedError
+    raise NotImplementedError  # uvicorn wants one; nothing calls it
 
 
 class RefusalObserver(SilentObserver):

@@ -57,11 +57,11 @@ class ChannelCall:
 
     def send(self, message: Any) -> int:
         """Send the response, and return its size in bytes. An exception of this is the end of the request instead."""
-        raise NotImplementedError
+        raise NotImplementedError  # a channel implements it
 
     def fail(self, error: Exception) -> None:
         """Send the error that ends the request."""
-        raise NotImplementedError
+        raise NotImplementedError  # a channel implements it
 
     def release(self) -> None:
         """Give back what the request holds: it has ended, and nothing is under way for it any more. Idempotent."""
@@ -196,7 +196,7 @@ class InferenceCall(ChannelCall):
 
     async def send_part(self, message: Any) -> int:
         """Send one response of a stream. Return its size in bytes when the next one may be sent. A channel adds this."""
-        raise NotImplementedError
+        raise NotImplementedError  # a channel implements it
 
     def submit(self, exchange: Exchange, entry: QueueEntry, write: Callable[[QueuedRequest], Any]) -> None:
         """Put the only `entry` of the request into the queue. `write` makes the message of its end, or the Writing of one."""

@@ -138,14 +138,14 @@ class Inference:
         Returns what cancels the request; see Stop. The request's parameter `timeout` can only shorten the timeout of the exchange. Raises Unsupported if the
         model streams its responses, and the WeirError that refuses the request; `ended` is not called then.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of inference implements it
 
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Cancelling the task that awaits this cancels the items.
 
         Raises the WeirError that ends the whole request. The error of one item of a list is its result.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of inference implements it
 
 
 def inference_of(service: "ModelHandle") -> Inference:

@@ -208,7 +208,7 @@ class Relay:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         onward = self._channel.stream_stream(path)(
-            timeout=call.time_remaining(), metadata=self._metadata(call), wait_for_ready=True
+            timeout=call.time_remaining(exact=True), metadata=self._metadata(call), wait_for_ready=True
         )
         sending = asyncio.ensure_future(_send(call, onward, body))
         returning = asyncio.ensure_future(_return(call, onward))

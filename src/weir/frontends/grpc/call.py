@@ -102,10 +102,12 @@ class IncomingCall:
         """The caller's address, as gRPC writes it: `ipv4:127.0.0.1:5000`."""
         return self.forwarded or ("" if self._raw is None else self._raw.peer().decode("latin-1"))
 
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the deadline; None if there is none."""
+    def time_remaining(self, *, exact: bool = False) -> float | None:
+        """Return the seconds until the deadline; None if there is none. Unless `exact`, many are whole hundredths: so calls of one timeout share a form."""
         left = self.deadline - time.monotonic()
-        return max(0.0, left) if left < _LONGEST else None
+        if left >= _LONGEST:
+            return None
+        return max(0.0, left) if exact or left < 1.0 else left // 0.01 / 100.0
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
         """End the call, with `body` as its last message. Nothing happens if it is over."""

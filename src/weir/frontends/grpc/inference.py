@@ -93,12 +93,6 @@ def writing_of(response: InferenceResponse, *, typed: bool = False) -> Writing:
     return Writing(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
 
 
-def _timeout(call: IncomingCall) -> float | None:
-    """Return the seconds until the deadline, whole hundredths of many, so that calls of one timeout share a form; None if there is none."""
-    left = call.time_remaining()
-    return left if left is None or left < 1.0 else left // 0.01 / 100.0
-
-
 class GrpcExchange(Exchange):
     """The exchange of one request over gRPC. Unary calls and streams share it."""
 
@@ -111,7 +105,7 @@ class GrpcExchange(Exchange):
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
         headers = headers_of(call)
-        super().__init__(service, frontend=FRONTEND, timeout=_timeout(call), headers=headers)
+        super().__init__(service, frontend=FRONTEND, timeout=call.time_remaining(), headers=headers)
         self.call = call
         self.caller = call.caller
         self._parsed = parsed
@@ -295,7 +289,7 @@ class UnaryInference:
         service = find(self._context.registry, layout.model, layout.version)
         if not layout.serves(service.facts):
             return False
-        left, caller = _timeout(call.incoming), call.incoming.caller
+        left, caller = call.incoming.time_remaining(), call.incoming.caller
         exchange = Exchange(service, frontend=FRONTEND)
         exchange.caller = caller
         entry = layout.entry(call.body, service.facts.settings.timeout if left is None else left, caller)
