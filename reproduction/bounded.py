@@ -14,8 +14,7 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.smdp import Actions, Performance, arrivals_up_to
-from weir.policy.solve.stationary import stationary
-from weir.policy.solve.tables import Table, checked_table, extended, limit_of
+from weir.policy.solve.tables import Table, checked_table, extended, limit_of, stationary
 
 # Numbers of arrivals less likely than this, for every batch size, are counted as the largest one that is kept. It is
 # far below what any share of the cost is asked for (1e-14).

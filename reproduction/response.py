@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from reproduction.bounded import QueueLaw, queue_law
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.quantile import TableShape
+from weir.policy.solve.bank import TableShape
 from weir.policy.solve.smdp import is_stable
-from weir.policy.solve.stationary import decay
-from weir.policy.solve.tables import Table, checked_table
+from weir.policy.solve.tables import Table, checked_table, decay
 
 # Distributions of a time on a grid of cells: mass by cell, evenly spread within it.
 

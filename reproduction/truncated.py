@@ -27,8 +27,7 @@ from weir.policy.cost.objective import Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.bank import NOTHING, TOLERANCE, Solution
 from weir.policy.solve.smdp import VISITED, Actions, check_rate, weights_of
-from weir.policy.solve.stationary import decay, stationary
-from weir.policy.solve.tables import Table, checked_table, extended, with_full_batches
+from weir.policy.solve.tables import Table, checked_table, decay, extended, stationary, with_full_batches
 
 METHODS = ("policy-iteration", "value-iteration")
 MOST_STATES = 1_000  # with which a step of policy iteration takes a tenth of a second, and 50 MB

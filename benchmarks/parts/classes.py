@@ -24,7 +24,7 @@ from benchmarks.harness.result import Part, Result, Run
 from benchmarks.parts.classes_live import STEPS, Texts, measure_live
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch
-from weir.policy.rules import Greedy
+from weir.policy.decision import Greedy
 from weir.simulation.engine import Engine, LogPart, SimulatedModel, SimulatedRequest, SimulatedWorkers
 
 Floats = NDArray[np.float64]

@@ -24,9 +24,8 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch, Form, Wakeup
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.decision import Policy
+from weir.policy.decision import Greedy, Policy
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.rules import Greedy
 from weir.policy.solve.bank import default_rates, solve_bank
 from weir.simulation.simulator import simulate
 

@@ -11,7 +11,7 @@ from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Form, Wakeup
-from weir.policy.rules import Greedy
+from weir.policy.decision import Greedy
 from weir.text_models.texts import TokenRule
 from weir.text_server.calibration import PADDING_SHARE
 

@@ -14,9 +14,8 @@ from weir.batching.settings import BatchingSettings
 from weir.batching.workers import SharedWorkers
 from weir.messages import Dispatch
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.decision import Policy
+from weir.policy.decision import Greedy, Policy
 from weir.policy.online.joint import DevicePolicy
-from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 from weir.simulation.arrivals import read_trace
 from weir.simulation.engine import (

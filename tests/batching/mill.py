@@ -19,8 +19,7 @@ from weir.batching.retry import CrashRetry
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
 from weir.messages import Dispatch, Events, Form, Kind, Reason, Wakeup
-from weir.policy.decision import Decision, Observation, Policy
-from weir.policy.rules import Greedy
+from weir.policy.decision import Decision, Greedy, Observation, Policy
 
 TIMEOUT = 30.0
 _NEVER = 5e8  # an instant after which no test looks

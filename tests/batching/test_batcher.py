@@ -15,8 +15,7 @@ from weir.batching.collate import entries_of
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.messages import Dispatch, Express, Reason, Wakeup
-from weir.policy.decision import Observation
-from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
+from weir.policy.decision import ControlLimit, FullBatches, Greedy, Observation, SizeOrDelay
 
 # Waiting and going.
 

@@ -8,8 +8,7 @@ from tests.rings import subcases
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Events, Kind, Reason, Wakeup
-from weir.policy.decision import Decision, Observation
-from weir.policy.rules import FullBatches
+from weir.policy.decision import Decision, FullBatches, Observation
 
 # Refusals.
 

@@ -12,7 +12,7 @@ from weir.batching.group import FifoQueue
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Express, Reason
-from weir.policy.rules import ControlLimit, Greedy, SizeOrDelay
+from weir.policy.decision import ControlLimit, Greedy, SizeOrDelay
 
 BULK = -1
 

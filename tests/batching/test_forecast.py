@@ -11,8 +11,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Wakeup
-from weir.policy.decision import Observation
-from weir.policy.rules import Greedy
+from weir.policy.decision import Greedy, Observation
 
 ROWS, SERVICE = 4, 0.02
 CAPACITY = ROWS / SERVICE  # requests/s

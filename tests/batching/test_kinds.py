@@ -10,8 +10,7 @@ from weir.batching.forecast import MARGIN
 from weir.batching.service_time import KindTimes
 from weir.batching.settings import BatchingSettings
 from weir.messages import Wakeup
-from weir.policy.decision import Decision, KindState, Observation, complete
-from weir.policy.rules import Greedy
+from weir.policy.decision import Decision, Greedy, KindState, Observation, complete
 from weir.simulation.engine import SimulatedRequest
 
 ARRIVAL = Wakeup.ARRIVAL

@@ -11,8 +11,7 @@ from tests.batching.mill import Asked, Mill, check_answer, check_order, crashed,
 from weir.batching.collate import entries_of
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelCrashed, ModelError, Overloaded, WorkerLost
 from weir.messages import EventKind, Events, Express, Kind, Wakeup
-from weir.policy.decision import Decision, Observation, Policy
-from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
+from weir.policy.decision import ControlLimit, Decision, FullBatches, Greedy, Observation, Policy, SizeOrDelay
 
 
 class Moody:

@@ -13,7 +13,7 @@ from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places, Reservation, SharedWorkers
 from weir.messages import Dispatch, Wakeup
-from weir.policy.rules import ControlLimit, Greedy
+from weir.policy.decision import ControlLimit, Greedy
 
 
 def test_fewest_batches_then_the_first_of_busy_workers() -> None:

@@ -13,17 +13,19 @@ import uvloop
 from tests.bench.stubs import Echo, FakeWaker
 
 from weir.bench import LoadSettings, Report, bench, run_bench
-from weir.bench.report import headline, rows, to_dict
 from weir.bench.run import (
     Alarm,
     Load,
     Outcome,
     Round,
     TargetTurn,
+    headline,
     make_load,
     make_outcome,
+    rows,
     send_by_callers,
     send_on_time,
+    to_dict,
 )
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger
 from weir.errors import SettingsError

@@ -17,8 +17,8 @@ from tests.served import buffered_bytes
 from weir.bench import HttpOptions, LoadSettings, ServerTarget, run_bench, server
 from weir.bench.run import Clock, Outcome, Round, make_load, make_outcome, run_round
 from weir.bench.server import DeclaredInput, TargetEndpoint, declared_inputs, endpoint_of, made_request, outcome_of
-from weir.client.http_calls import HttpCalls, HttpReply
-from weir.client.http_connection import NotConnected
+from weir.client.http import HttpCalls
+from weir.client.http_connection import HttpReply, NotConnected
 from weir.errors import DeadlineExceeded, Overloaded, SettingsError
 from weir.wire.websocket import ErrorMessage
 

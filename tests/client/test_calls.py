@@ -11,7 +11,8 @@ from tests.rings import subcases
 from weir import client as clients
 from weir import errors
 from weir.client import NEVER, ConnectionLost, Result, Retry, TensorValue, Unreachable, calls
-from weir.client.http_calls import HttpCalls, HttpReply, error_of
+from weir.client.http import HttpCalls
+from weir.client.http_connection import HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
 from weir.wire.inference import InferenceResponse
 

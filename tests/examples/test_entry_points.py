@@ -35,7 +35,7 @@ def test_lines_in_lines_out_until_the_server_has_drained(tmp_path: Path) -> None
 
 
 def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
-    environment = installed(tmp_path, "protocols", "mine", "weir.protocols.torchserve:TorchServe")
+    environment = installed(tmp_path, "protocols", "mine", "weir.frontends.torchserve:TorchServe")
     with Served("examples.square:Square", "--protocols", "mine", env=environment) as served:
         served.until_ready()
         with httpx.Client(base_url=served.url) as client:

@@ -12,10 +12,9 @@ from tests.rings import subcases
 
 from weir.config import parse_duration
 from weir.errors import SettingsError
-from weir.policy.decision import Policy
+from weir.policy.decision import ControlLimit, FullBatches, Greedy, Policy, SizeOrDelay
 from weir.policy.loading import build, largest_batch, load_policy
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
 OWN = """
 from dataclasses import dataclass
@@ -220,7 +219,7 @@ def test_running_a_bank_needs_no_solver_and_no_pictures(tmp_path: Path) -> None:
     script = f"""
 import sys
 from weir.policy.loading import load_policy
-from weir.policy.conformance import check_policy
+from weir.testing import check_policy
 assert "numpy" not in sys.modules
 check_policy(load_policy({str(path)!r}))
 print(*[name for name in ("scipy", "matplotlib", "asyncio") if name in sys.modules])

@@ -9,8 +9,8 @@ from benchmarks.policies.devices import DeviceModel, share
 from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
+from weir.policy.decision import Greedy
 from weir.policy.online.joint import DevicePolicy
-from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=6)

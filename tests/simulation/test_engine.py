@@ -12,7 +12,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost.profile import Profile
-from weir.policy.rules import ControlLimit, FullBatches, Greedy
+from weir.policy.decision import ControlLimit, FullBatches, Greedy
 from weir.simulation.arrivals import Floats, parse_arrivals
 from weir.simulation.engine import (
     BLOCK,

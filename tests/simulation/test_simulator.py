@@ -18,9 +18,8 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.decision import ControlLimit, Decision, FullBatches, Greedy, Observation, Policy, SizeOrDelay
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 from weir.simulation import simulator

@@ -16,9 +16,8 @@ from weir.batching.workers import WaitingTurn
 from weir.errors import ModelError, SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.decision import Policy
+from weir.policy.decision import Greedy, Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
-from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 from weir.simulation.engine import SimulatedRequest
 from weir.tuning import DeviceRequest

@@ -4,10 +4,9 @@
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-run.py      one round of requests, an open or a closed loop; all rounds of all targets, and the results
+run.py      one round of requests, an open or a closed loop; all rounds of all targets; the results, also as a table and JSON, and the progress line
 target.py   the contract of a target, the ledger of a round, the batches that a server counts
 server.py   an endpoint of a server: any path that accepts POST, or the Open Inference Protocol over HTTP, gRPC and WebSocket
-report.py   the progress line, the table and JSON
 vectors.py  the tables for a server of text vectors
 
 Importing this module loads the settings only, from which the command line is made.
@@ -131,8 +130,7 @@ def bench(
 
 def run_shown(targets: "Sequence[Target]", settings: LoadSettings, *, progress: bool) -> "Report":
     """Run `run_bench` in an event loop of its own, with its progress in a line on stderr if `progress`. Raises what it raises."""
-    from weir.bench.report import progress_shown, show_line
-    from weir.bench.run import run_bench
+    from weir.bench.run import progress_shown, run_bench, show_line
     from weir.workers.timer import new_loop
 
     async def run() -> "Report":

@@ -20,8 +20,15 @@ import numpy as np
 from weir.bench import HttpOptions
 from weir.bench.target import OK, TIMEOUT, UNSENT, Counts, Target, read_counts, read_payloads
 from weir.client.calls import Calls, Unreachable, run_async
-from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, error_of
-from weir.client.http_connection import AsyncConnections, NotConnected, ServerAddress
+from weir.client.http import HttpCalls
+from weir.client.http_connection import (
+    AsyncConnections,
+    HttpReply,
+    NotConnected,
+    OutgoingRequest,
+    ServerAddress,
+    error_of,
+)
 from weir.client.methods import AsyncTransport
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, NotFound, SettingsError, WeirError, add_extra
 from weir.model import DATATYPES

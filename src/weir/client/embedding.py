@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from weir._version import __version__
 from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client
-from weir.client.http_calls import HttpReply, OutgoingRequest, checked
-from weir.client.http_connection import Connections, headers_with
+from weir.client.http_connection import Connections, HttpReply, OutgoingRequest, checked, headers_with
 from weir.errors import (
     Cancelled,
     CapacityError,

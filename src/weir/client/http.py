@@ -1,17 +1,123 @@
 """The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httptools."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
-from weir.client.calls import Retry, Silence
-from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest
-from weir.client.http_connection import AsyncConnections, Connections, ServerAddress, failing, headers_with
+import msgspec
+
+from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming, error_of_status
+from weir.client.http_connection import (
+    AsyncConnections,
+    Connections,
+    HttpReply,
+    OutgoingRequest,
+    ServerAddress,
+    checked,
+    error_text,
+    failing,
+    headers_with,
+)
 from weir.client.methods import AsyncClient, Client, PerLoop
+from weir.errors import WeirError
+from weir.wire import kserve_binary, kserve_json
+from weir.wire.data_plane import DATA_PLANE
+from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.sse import CONTENT_TYPE, EventParser
 
 CONNECTIONS = 64
+HEADER_LENGTH = "inference-header-content-length"
+
+_dumps, _loads = msgspec.json.encode, msgspec.json.decode
+
+
+class HttpCalls(Calls):
+    """Calls whose steps are OutgoingRequests, answered by HttpReplys. With `binary`, tensors travel as raw bytes both ways."""
+
+    def __init__(self, *, binary: bool = True) -> None:
+        self._binary = binary
+
+    def call(self, name: str, body: Mapping[str, Any] | None = None, /, **path: str) -> Program[Any]:
+        """See Calls."""
+        call = DATA_PLANE[name]
+        method, route = list(call.routes())[bool(path.get("version"))]
+        filled = route.format(**{key: quote(value, safe="") for key, value in path.items()})
+        if method == "GET":
+            request = OutgoingRequest(method, filled)
+        else:
+            request = OutgoingRequest(method, filled, {"content-type": "application/json"}, _dumps(dict(body or {})))
+        reply = yield request
+        if call.asks:
+            return {call.asks: _holds(method, reply)}
+        checked(reply)
+        if call.name == "load_worker":
+            return reply.body.decode()
+        try:
+            return _loads(reply.body) if reply.body else {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise WeirError(f"{filled}: the response is not JSON ({error})") from error
+
+    def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
+        """See Calls."""
+        sent = with_binary_outputs(request) if self._binary else request
+        reply = checked((yield self._posted(sent, "/infer", "*/*")))
+        length = reply.headers.get(HEADER_LENGTH)
+        if length is None:
+            return kserve_json.read_response(reply.body)
+        return kserve_binary.read_response(reply.body, int(length))
+
+    def stream(self, request: InferenceRequest) -> Streaming:
+        """See Calls. Each response is an event in JSON, so FP16 and BF16 cannot be outputs."""
+        return Streaming(self._posted(request, "/infer_stream", CONTENT_TYPE), _event_decoder)
+
+    def _posted(self, request: InferenceRequest, call: str, accept: str) -> OutgoingRequest:
+        written = kserve_binary.write_request(request, lambda _: self._binary)
+        headers = {"accept": accept, "content-type": "application/json"}
+        if written.header_length is not None:
+            headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(written.header_length)}
+        path = _model(request.model, request.version) + call
+        return OutgoingRequest("POST", path, headers, b"".join(written.parts))
+
+
+def with_binary_outputs(request: InferenceRequest) -> InferenceRequest:
+    """Return `request` with the parameter that makes the server send every output as raw bytes."""
+    parameters = {**request.parameters, "binary_data_output": True}
+    return InferenceRequest(
+        request.model,
+        request.inputs,
+        version=request.version,
+        id=request.id,
+        outputs=request.outputs,
+        parameters=parameters,
+    )
+
+
+def _event_decoder() -> Decoder:
+    parser = EventParser()
+
+    def feed(data: bytes) -> Iterable[InferenceResponse]:
+        for event in parser.feed(data):
+            if event.name == "error":
+                text, name = error_text(event.data)
+                raise error_of_status(500, text, name=name)
+            yield kserve_json.read_response(event.data)
+
+    return feed
+
+
+def _holds(method: str, reply: HttpReply) -> bool:
+    """Return what the reply to a question says. Status 404 is no; to a GET, so is every other error but 401 and 403, as servers differ in these."""
+    if reply.status == 404 or (method == "GET" and reply.status not in (200, 401, 403)):
+        return False
+    checked(reply)
+    return True
+
+
+def _model(name: str, version: str) -> str:
+    return f"/v2/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
 class AsyncHttpTransport:

@@ -16,14 +16,60 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mappi
 from contextlib import contextmanager, suppress
 from errno import errorcode
 from threading import BoundedSemaphore
-from typing import Any, Generic, Protocol, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
+import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from weir.client.calls import ConnectionLost, Silence, Unreachable
-from weir.client.http_calls import HttpReply, OutgoingRequest, error_of
+from weir.client.calls import ConnectionLost, Silence, Unreachable, error_of_status
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError
+from weir.wire.inference import ERROR_NAME
+
+
+class OutgoingRequest(NamedTuple):
+    """An HTTP request to send."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+
+
+class HttpReply(NamedTuple):
+    """The HTTP response. The names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def checked(reply: HttpReply) -> HttpReply:
+    """Return `reply` if its status is 200. Raises the error that it stands for otherwise."""
+    if reply.status != 200:
+        raise error_of(reply)
+    return reply
+
+
+def error_of(reply: HttpReply) -> WeirError:
+    """Return the error that `reply` stands for, in the protocol's form, in ours (docs/reference/errors.md), or in that of /encode."""
+    text, name = error_text(reply.body)
+    after = reply.headers.get("retry-after", "")
+    name, seconds = reply.headers.get(ERROR_NAME, name), float(after) if after.isdigit() else None
+    return error_of_status(reply.status, text, name=name, retry_after=seconds)
+
+
+def error_text(body: bytes) -> tuple[str, str]:
+    """Return the text and the class name in an error's body; where it has none, the body itself and ""."""
+    try:
+        document = msgspec.json.decode(body)
+        error = document["error"] if "error" in document else document["description"]
+        name = str(document.get("type", ""))
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return body[:1000].decode(errors="replace"), ""
+    return (str(error.get("message", "")) if isinstance(error, dict) else str(error)), name
+
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 _PIECE = 1 << 18  # bytes that a thread reads at a time

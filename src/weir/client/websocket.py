@@ -21,8 +21,7 @@ from weir.client.calls import (
     Unreachable,
     error_of_status,
 )
-from weir.client.http import AsyncHttpTransport, OverHttp
-from weir.client.http_calls import HttpCalls, with_binary_outputs
+from weir.client.http import AsyncHttpTransport, HttpCalls, OverHttp, with_binary_outputs
 from weir.client.http_connection import address_of, tls_context
 from weir.client.methods import AsyncClient, BlockingTransport, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError

@@ -84,7 +84,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 def _write(report: "Report", json: Path | None) -> None:
     from rich.console import Console
 
-    from weir.bench.report import headline, table, to_dict
+    from weir.bench.run import headline, table, to_dict
 
     console = Console(highlight=False)
     if json != STDOUT:

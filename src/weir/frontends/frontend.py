@@ -59,7 +59,7 @@ def _is_any(host: str) -> bool:
 
 
 FRONTENDS = Plugins("frontend", "weir.frontends", {"torchserve": "weir.frontends.torchserve:make_management"})
-PROTOCOLS = Plugins("protocols", "weir.protocols", {"torchserve": "weir.protocols.torchserve:TorchServe"})
+PROTOCOLS = Plugins("protocols", "weir.protocols", {"torchserve": "weir.frontends.torchserve:TorchServe"})
 
 
 class Frontend(Protocol):

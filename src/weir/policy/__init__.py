@@ -1,9 +1,9 @@
 """Decides when to dispatch a batch, and how large: pure functions without I/O, clock or randomness.
 
-What every policy is          decision, rules, loading, conformance
+What every policy is          decision (with the simple policies), loading
 cost/    what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO
-solve/   the queue as a decision process and its solver: smdp, stationary, tables, quantile; the best table for one
-         arrival rate, and for every rate: bank
+solve/   the queue as a decision process and its solver: smdp, tables; the best table for one arrival rate, and for
+         every rate: bank
 online/  a policy while it serves: the estimated arrival rate (arrivals), the tables for it (rate), the decisions and what
          they cost (adaptive), those by tables that were solved jointly (joint), which rows are admitted (admission),
          whether service times have changed (drift)

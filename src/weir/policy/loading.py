@@ -15,8 +15,7 @@ from typing import Any, Union, get_args, get_origin
 from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.plugins import Plugins
-from weir.policy.decision import Policy, PolicyBase, complete
-from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
+from weir.policy.decision import ControlLimit, FullBatches, Greedy, Policy, PolicyBase, SizeOrDelay, complete
 
 # The text form of a policy: `name`, `name:value` or `name:key=value,key=value`.
 #

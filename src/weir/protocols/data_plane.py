@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from weir._version import __version__
 from weir.errors import Forbidden, InvalidRequest, ModelNotFound, ModelNotReady, NotFound, Unsupported, brief
 from weir.model import NONE, RAGGED, Tensor, is_batched
-from weir.policy.rules import SizeOrDelay
+from weir.policy.decision import SizeOrDelay
 from weir.profiling.machine import Hardware, find_hardware
 from weir.protocols.access import Control
 from weir.protocols.account import charge_values

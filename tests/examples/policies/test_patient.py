@@ -3,8 +3,8 @@
 from examples.policies.patient import Patient
 
 from weir.messages import Reason
-from weir.policy.conformance import check_policy, observations
 from weir.policy.loading import load_policy
+from weir.testing import check_policy, observations
 
 
 def test_it_keeps_the_rules() -> None:

@@ -21,8 +21,8 @@ from weir.frontends.http.application import held, make_app, make_exposition
 from weir.model import Model
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
+from weir.policy.decision import ControlLimit
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.rules import ControlLimit
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account

@@ -14,20 +14,19 @@ from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.conformance import check_policy
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.decision import Decision, Greedy, Observation, Policy
 from weir.policy.loading import load_policy
 from weir.policy.online import adaptive
 from weir.policy.online.adaptive import Arrived, AutoPolicy, SolvedPolicy, SureRate, VirtualQueue, WaitBounds
 from weir.policy.online.rate import SILENCE, RateBand, RateBands, decisions_of, filling_of
-from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank, default_rates, solve_bank
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import MarkovModulated
 from weir.simulation.engine import Run
 from weir.simulation.simulator import run
+from weir.testing import check_policy
 
 
 def test_what_batches_cost_is_known_before_a_bank_is_solved_for_it() -> None:

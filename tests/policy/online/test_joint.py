@@ -10,17 +10,16 @@ from tests.policy.banks import Feed
 from tests.rings import subcases
 
 from weir.messages import Reason
-from weir.policy.conformance import check_policy
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.decision import Decision, KindState, Observation, complete
+from weir.policy.decision import Decision, Greedy, KindState, Observation, complete
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.joint import DevicePolicy, UnevenPolicy
 from weir.policy.online.rate import SILENCE, filling_of
-from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
 from weir.policy.solve.tables import limit_of
 from weir.policy.solve.uneven import STEPS, UnevenBank, UnevenTable, WorkerKind
+from weir.testing import check_policy
 
 FAST = Profile.linear(alpha_ms=0.0, tau0_ms=24.0, max_batch_size=8)  # 1 ms a step
 SLOW = Profile.linear(alpha_ms=0.0, tau0_ms=120.0, max_batch_size=8)  # 10 ms a step

@@ -26,12 +26,11 @@ from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Profile, read_profile
-from weir.policy.decision import Decision, Observation, PolicyBase
+from weir.policy.decision import Decision, Greedy, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
 from weir.policy.online.joint import DevicePolicy, UnevenPolicy
 from weir.policy.online.rate import SILENCE, Decisions, RateBand, RateBands, end_of_wait
-from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.device import DeviceTable
 from weir.policy.solve.uneven import UnevenBank

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from weir.messages import Reason
-from weir.policy.decision import Decision, KindState, Observation, PolicyBase
+from weir.policy.decision import Decision, Greedy, KindState, Observation, PolicyBase
 from weir.policy.online.arrivals import Rate
 from weir.policy.online.rate import decisions_of, end_of_wait, filling_for, filling_of
-from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceTable
 from weir.policy.solve.tables import limit_of
 from weir.policy.solve.uneven import STEPS, Rows, UnevenBank

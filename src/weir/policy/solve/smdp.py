@@ -30,8 +30,16 @@ from numpy.typing import NDArray
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.stationary import decay, descent, stationary
-from weir.policy.solve.tables import Table, checked_table, extended, steady_table, with_full_batches
+from weir.policy.solve.tables import (
+    Table,
+    checked_table,
+    decay,
+    descent,
+    extended,
+    stationary,
+    steady_table,
+    with_full_batches,
+)
 
 Actions = NDArray[np.int64]
 
@@ -111,7 +119,7 @@ def weights_of(profile: Profile, rate_per_ms: float, prices: Prices) -> tuple[fl
 # where K rows arrive during a batch and the cost c(s) is linear in s. One solution is a quadratic p(s), known up to a
 # constant. The difference h - p is a martingale along the length of the queue, which falls by at most b rows at a
 # time. So above `longest` it equals its mean over the b longest states below, by the law of which of them the queue
-# reaches first on its way down (`descent` in stationary.py). Therefore the states 0 ... `longest` determine the cost
+# reaches first on its way down (`descent` in tables.py). Therefore the states 0 ... `longest` determine the cost
 # of a policy, however long its queues grow and however much the service time varies: nothing is cut off.
 # docs/explanation/beyond-the-paper.md has the details.
 
