@@ -293,12 +293,14 @@ def test_what_was_unpacked_is_removed_with_the_model(
         ({}, "text_classifier", {}, "its package (pip install torchserve captum pyyaml)"),
         ({"handler.py": ""}, "handler.py", {"executor": "thread"}, "executor='thread': must be process"),
         ({"../x": ""}, "handler.py", {}, "must be a path inside"),
+        ({"c": "a: !!timestamp zz"}, "base_handler", {}, "c: must be YAML"),  # not an error of PyYAML's own
+        ({"c": f"a: 1{':1' * 40_000}"}, "base_handler", {}, "c: is larger than 65536 bytes"),
     ],
 )
 def test_archives_that_cannot_be_served(
     tmp_path: Path, files: dict[str, str], handler: str, settings: dict[str, Any], why: str
 ) -> None:
-    path = archive(tmp_path / "a.mar", files, handler)
+    path = archive(tmp_path / "a.mar", files, handler, configFile="c" if "c" in files else None)
     model = ModelToServe(str(path), "a", {}, [], settings, platform="torchserve")
     with pytest.raises(SettingsError, match=r"^a: a.mar: ") as raised:
         make_service(located(model), ())

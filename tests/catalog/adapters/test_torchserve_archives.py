@@ -1,5 +1,6 @@
 """Archives are unpacked, and those that strangers have made to do harm are refused before anything is written outside of their folder."""
 
+import gzip
 import io
 import stat
 import tarfile
@@ -44,7 +45,7 @@ def test_a_zip_file_and_a_tar_file_are_unpacked_alike(tmp_path: Path, folder: Pa
     )
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a\\..\\evil", "x" * 2000])
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a\\..\\evil", "x" * 2000, "."])
 def test_a_name_outside_of_the_archive_is_refused(tmp_path: Path, folder: Path, name: str) -> None:
     for made in (archive(tmp_path / "a.mar", {name: "x"}), tarred(tmp_path / "a.tgz", tarfile.TarInfo(name))):
         with pytest.raises(SettingsError, match=r"^here: has a file .*: must be a path inside of it"):
@@ -95,23 +96,72 @@ def test_more_content_than_its_limit_is_refused_unread(
         assert not (folder / "bomb").exists()
 
 
-def test_a_name_longer_than_the_limit_is_not_read(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "content", "why"),
+    [
+        (tarfile.GNUTYPE_LONGNAME, b"x" * 5000, "has a header of 5000 bytes, must be at most 4096"),
+        (
+            tarfile.XHDTYPE,
+            b"1" * 5000,
+            "has a header of 5000 bytes, must be at most 4096",
+        ),  # tarfile's time is quadratic
+        (tarfile.XHDTYPE, b"0 a=b\n", "has a record of 0 bytes in a header"),
+        (tarfile.XHDTYPE, b"13 size=-512\n", "'file' has -512 bytes"),
+        (tarfile.XHDTYPE, b"22 GNU.sparse.major=1\n", "'file' is a link or a device"),
+        (tarfile.XGLTYPE, b"9 a=1234\n", "'more' is a link or a device"),  # tarfile copies it for each file
+    ],
+)
+def test_headers_that_would_cost_more_than_their_size(
+    tmp_path: Path, folder: Path, kind: bytes, content: bytes, why: str
 ) -> None:
-    monkeypatch.setattr(torchserve, "_ALWAYS_FITS", 1000)
-    monkeypatch.setattr(torchserve, "_HEADERS", 1000)
-    name = tarfile.TarInfo("././@LongLink")
-    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 1 << 20
+    more, file = tarfile.TarInfo("more"), tarfile.TarInfo("file")
+    more.type, more.size = kind, len(content)
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as made:
-        made.addfile(name, io.BytesIO(b"x" * name.size))
-    with pytest.raises(SettingsError, match="unpacks to more than its limit"):
+        made.addfile(more, io.BytesIO(content))
+        made.addfile(file)
+    with pytest.raises(SettingsError) as raised:
         unpack(tmp_path / "a.tgz", folder, "here")
+    assert why in raised.value.message
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_and_values_of_a_tar_file(tmp_path: Path, folder: Path, form: int) -> None:
+    info = tarfile.TarInfo(name := f"é/{'x' * 200}")
+    info.size, info.mtime = 600, 1.5
+    with tarfile.open(tmp_path / "a.tgz", "w:gz", format=form) as made:
+        made.addfile(info, io.BytesIO(bytes(600)))
+        made.addfile(tarfile.TarInfo("last"))
+    unpack(tmp_path / "a.tgz", folder, "here")
+    assert ((folder / name).read_bytes(), (folder / "last").read_bytes()) == (bytes(600), b"")
+
+
+def test_a_tar_file_that_ends_within_a_file(tmp_path: Path, folder: Path) -> None:
+    info = tarfile.TarInfo("cut")
+    info.size = 5000
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(info.tobuf() + bytes(512)))
+    with pytest.raises(SettingsError, match="it ends within a file"):
+        unpack(tmp_path / "a.tgz", folder, "here")
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_whose_pieces_have_no_bound_is_refused(tmp_path: Path, folder: Path, how: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.mar", "w", how) as made:
+        made.writestr("small", bytes(1000))
+    with pytest.raises(SettingsError, match="must be stored or deflated"):
+        unpack(tmp_path / "a.mar", folder, "here")
 
 
 def test_too_many_files_are_refused(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchserve, "MAX_FILES", 3)
-    with pytest.raises(SettingsError, match=r"has more than 3 files"):
-        unpack(archive(tmp_path / "a.mar", {f"{number}": "" for number in range(3)}), folder, "here")
+    folders = [tarfile.TarInfo(f"{number}") for number in range(4)]
+    for each in folders:
+        each.type = tarfile.DIRTYPE
+    for many in (
+        archive(tmp_path / "a.mar", {f"{number}": "" for number in range(3)}),
+        tarred(tmp_path / "a.tgz", *folders),
+    ):
+        with pytest.raises(SettingsError, match=r"has more than 3 files"):
+            unpack(many, folder, "here")
 
 
 def test_a_name_that_comes_twice_is_refused(tmp_path: Path, folder: Path) -> None:

@@ -10,20 +10,19 @@ import gzip
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partialmethod
+from functools import partial, partialmethod
 from importlib import import_module
 from importlib.metadata import distributions
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
@@ -152,30 +151,35 @@ def _of_store(given: Mapping[str, str], store: Path, source: str) -> dict[str, A
 MAX_FILES = 10_000
 _ALWAYS_FITS = 1 << 30  # bytes that any archive may unpack to
 _MOST_PACKED = 20  # times its size that a larger one may unpack to: weights shrink little, a zip bomb a thousand times
-_HEADERS = 64 << 20  # bytes of a .tar.gz besides its files
+_LONGEST_YAML = 1 << 16  # bytes; PyYAML reads a number such as 1:1:1 in quadratic time
+_BLOCK, _PIECE = 512, 1 << 20  # bytes: tar's own, and what is written at once
+_LONGEST_HEADER = 4096  # bytes of what a .tar.gz says of a file in addition to its block, such as a long name
+_LONG_NAME = tarfile.GNUTYPE_LONGNAME
 
 _DAMAGED = (zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError)
 
-# The name of each file, its size as the archive states it, and what reads it.
-_Files = Iterator[tuple[str, int, IO[bytes]]]
+# The name of each file, its size as the archive states it, and its content; None for a folder.
+_Files = Iterator[tuple[str, int, Iterable[bytes] | None]]
 
 
 def unpack(archive: Path, folder: Path, source: str) -> None:
     """Write the files of `archive` into `folder`, which is empty. Raises SettingsError, which begins with `source`."""
     left = room = max(_ALWAYS_FITS, _MOST_PACKED * archive.stat().st_size)
     try:
-        members = _in_zip(archive) if zipfile.is_zipfile(archive) else _in_tar(archive, room)
+        members = _in_zip(archive) if zipfile.is_zipfile(archive) else _in_tar(archive)
         for count, (name, size, content) in enumerate(members, 1):
             left -= size
             if count > MAX_FILES or left < 0:
                 limit = f"has more than {MAX_FILES} files, or more than {room} bytes of them"
                 raise SettingsError(f"{source}: {limit}; if you trust it, unpack it and serve the folder")
+            if content is None:
+                continue
             if not is_inner(name):
                 raise SettingsError(f"{source}: has a file {brief(name, 200)}: must be a path inside of it")
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
-                shutil.copyfileobj(content, file)
+                file.writelines(content)
     except _DAMAGED as error:
         raise SettingsError(f"{source}: is damaged, or no archive: {brief(str(error), 200)}") from error
     except OSError as error:
@@ -187,33 +191,65 @@ def _in_zip(archive: Path) -> _Files:
         for info in opened.infolist():
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise ValueError(f"{info.filename!r} is a link or a device, must be a file")
-            if not info.is_dir():
-                with opened.open(info) as content:
-                    yield info.filename, info.file_size, content
+            if info.filename.endswith("/"):
+                yield info.filename, 0, None
+                continue
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile bounds no other's pieces
+                raise ValueError(f"{info.filename!r} is compressed by bzip2 or LZMA, must be stored or deflated")
+            with opened.open(info) as content:
+                yield info.filename, info.file_size, iter(partial(content.read, _PIECE), b"")
 
 
-class _Bounded(gzip.GzipFile):
-    """Reads at most `room` bytes. Raises ValueError after the last that may be."""
+def _in_tar(archive: Path) -> _Files:
+    """Yield the files of a .tar.gz. Of a hostile one, `tarfile` itself would keep in memory what its headers say, some of it once for each file, or search
+    it in quadratic time."""
+    more: dict[str, str] = {}
+    with gzip.open(archive) as packed:
+        for _ in range(3 * MAX_FILES):
+            if (block := packed.read(_BLOCK)) == bytes(_BLOCK):
+                return
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            if info.type in (tarfile.XHDTYPE, _LONG_NAME):
+                more |= _long_header(packed, info)
+                continue
+            name, is_folder = more.get("path", info.name), info.type == tarfile.DIRTYPE
+            is_sparse = any(key.startswith("GNU.sparse") for key in more)
+            if is_sparse or not (is_folder or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
+                raise ValueError(f"{name!r} is a link or a device, must be a file")
+            size = 0 if is_folder else int(more.get("size", info.size))
+            if size < 0:
+                raise ValueError(f"{name!r} has {size} bytes")
+            yield name, size, None if is_folder else _pieces(packed, size)
+            packed.read(-size % _BLOCK)
+            more = {}
+    raise ValueError("has too many headers")
 
-    room = 0
 
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
-        self.room -= len(data)
-        if self.room < 0:
-            raise ValueError("unpacks to more than its limit")
-        return data
+def _pieces(packed: gzip.GzipFile, size: int) -> Iterator[bytes]:
+    """Yield the next `size` bytes. Raises EOFError if there are fewer."""
+    while size:
+        piece = packed.read(min(size, _PIECE))
+        if not piece:
+            raise EOFError("it ends within a file")
+        size -= len(piece)
+        yield piece
 
 
-def _in_tar(archive: Path, room: int) -> _Files:
-    with _Bounded(archive) as packed:  # a name in it may be as long as it likes; tarfile keeps it in memory
-        packed.room = room + _HEADERS
-        with tarfile.open(fileobj=packed, mode="r|") as opened:
-            for info in opened:
-                if not (info.isreg() or info.isdir()) or info.issparse():
-                    raise ValueError(f"{info.name!r} is a link or a device, must be a file")
-                if (content := opened.extractfile(info)) is not None:
-                    yield info.name, info.size, content
+def _long_header(packed: gzip.GzipFile, info: tarfile.TarInfo) -> dict[str, str]:
+    """Return what a header says of the file that follows it: GNU's its name, and that of POSIX values by key. Raises ValueError."""
+    if not 0 <= info.size <= _LONGEST_HEADER:
+        raise ValueError(f"has a header of {info.size} bytes, must be at most {_LONGEST_HEADER}")
+    data = packed.read(info.size + -info.size % _BLOCK)[: info.size]
+    if info.type == _LONG_NAME:
+        return {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
+    found = {}
+    while data:  # LENGTH KEY=VALUE and an end of line, of which the length counts all
+        stated = data.partition(b" ")[0]
+        if (size := int(stated)) <= len(stated):
+            raise ValueError(f"has a record of {size} bytes in a header")
+        key, _, value = data[len(stated) + 1 : size - 1].decode(errors="surrogateescape").partition("=")
+        found[key], data = value, data[size:]
+    return found
 
 
 def read_manifest(folder: Path, source: str) -> dict[str, Any]:
@@ -295,10 +331,13 @@ def _config_in(folder: Path, described: Mapping[str, Any], source: str) -> dict[
     try:
         import yaml
 
-        table = yaml.safe_load(config_bytes(folder / file, source)) or {}
+        content = config_bytes(folder / file, source, _LONGEST_YAML)
+        table = yaml.safe_load(content) or {}
     except ImportError:
         raise SettingsError(f"{source}: PyYAML is not installed (pip install pyyaml)") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except SettingsError:
+        raise
+    except Exception as error:  # PyYAML raises any for values that are not of the type that they state
         raise SettingsError(f"{source}: must be YAML: {brief(str(error), 200)}") from error
     if not isinstance(table, dict):
         raise SettingsError(f"{source}: must be a table of settings")

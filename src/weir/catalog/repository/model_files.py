@@ -140,11 +140,11 @@ def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
     return tensor
 
 
-def config_bytes(file: Path, source: str) -> bytes:
-    """Return the content of a configuration's file. Raises SettingsError, which begins with `source`."""
+def config_bytes(file: Path, source: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a configuration's file, at most `most` bytes. Raises SettingsError, which begins with `source`."""
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise SettingsError(f"{source}: is larger than {MAX_FILE_BYTES} bytes")
+        if file.stat().st_size > most:
+            raise SettingsError(f"{source}: is larger than {most} bytes")
         return file.read_bytes()
     except OSError as error:
         raise SettingsError(f"{source}: cannot be read: {error.strerror}") from error
