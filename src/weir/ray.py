@@ -24,7 +24,7 @@ from weir.wire.values import decode, encode
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.steps import copies, model_error, responses_of
-from weir.workers.timer import in_background
+from weir.workers.timer import in_background, outcome_of
 
 WAIT = 0.01  # seconds; the default of @serve.batch
 BATCHED = "the batched function"  # as messages call it
@@ -522,7 +522,7 @@ class ServeReplica:
         """Return the service, which starts with the first call on this event loop: the check that Serve makes before it sends any."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._service.start())
-        await asyncio.shield(self._starting)
+        await outcome_of(self._starting)
         return self._service
 
     async def check_health(self) -> None:

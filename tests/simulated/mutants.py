@@ -233,7 +233,7 @@ KINDS = {
         "unload-does-not-wait": Fault(MANAGER + "_unload_model", mistakes("self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)")),
         "unloaded-still-there": Fault(MANAGER + "_keep", skips("self.registry.remove")),
         "replaced-never-stopped": Fault(MANAGER + "_retire", value=_nothing),
-        "drain-cuts-off-a-change": Fault(MANAGER + "_stopped", mistakes("asyncio.shield", "asyncio.ensure_future")),
+        "drain-cuts-off-a-change": Fault(MANAGER + "_stopped", mistakes("outcome_of", "asyncio.ensure_future")),
         "index-lies": Fault("weir.catalog.manager:ModelStates._of", takes("service.ready", "True")),
         "busy-model-evicted": Fault(RESIDENTS + "_victims", mistakes("not is_idle(name)", "False")),
         "failed-load-keeps-its-memory": Fault(RESIDENTS + "failed", skips("_move")),

@@ -9,7 +9,7 @@ import pytest
 from tests.workers.runs import StoppedClock
 
 from weir.testing import FakeClock
-from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, in_background, sleep
+from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, in_background, outcome_of, resolve, sleep
 
 
 async def test_a_timer_fires_at_its_instant_and_once() -> None:
@@ -135,9 +135,28 @@ async def test_an_error_of_a_task_in_the_background_is_logged_at_once(caplog: py
     assert not tasks and "a watch has failed: OSError: [Errno 24] Too many open files" in caplog.text
 
 
-def test_tasks_that_nobody_awaits_are_begun_in_the_background() -> None:
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        (r"add_done_callback\(\S*\.discard\)", "in_background, which logs how they fail"),
+        (r"asyncio\.shield\(", "outcome_of, which logs no error that another one reads"),
+    ],
+)
+def test_tasks_that_nobody_awaits_fail_in_one_way(pattern: str, instead: str) -> None:
     source = Path(__file__).parents[2] / "src" / "weir"
-    found = [
-        path.name for path in source.rglob("*.py") if re.search(r"add_done_callback\(\S*\.discard\)", path.read_text())
-    ]
-    assert found == [], "use in_background, which logs how they fail"
+    found = [path.name for path in source.rglob("*.py") if re.search(pattern, path.read_text())]
+    assert found == [], f"use {instead}"
+
+
+async def test_an_outcome_that_nobody_waits_for_any_more_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waits = asyncio.ensure_future(outcome_of(future))
+    await asyncio.sleep(0)
+    waits.cancel()
+    await asyncio.wait([waits])
+    assert waits.cancelled() and not future.done()
+    resolve(future, OSError(24, "Too many open files"))
+    await asyncio.sleep(0)
+    assert caplog.text == ""
+    with pytest.raises(OSError, match="Too many"):
+        await outcome_of(future)

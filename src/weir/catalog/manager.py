@@ -51,7 +51,7 @@ from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
 from weir.workers import source
-from weir.workers.timer import end_tasks, in_background
+from weir.workers.timer import end_tasks, in_background, outcome_of
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class ChangeQueue:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:
-            return await asyncio.shield(task)
+            return await outcome_of(task)
         except asyncio.CancelledError:
             if task.cancelled() and self._closed:
                 raise draining() from None
@@ -753,7 +753,7 @@ class Manager:
             _release(each.generation for each in ending)
             return ends
 
-        return await asyncio.shield(in_background(stopped(), "the end of a model", self._stops))
+        return await outcome_of(in_background(stopped(), "the end of a model", self._stops))
 
 
 async def _discard(services: Sequence[Service]) -> None:

@@ -21,7 +21,7 @@ from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 from weir.workers.process.launch import Templates
-from weir.workers.timer import Timer, end_tasks, in_background, resolve
+from weir.workers.timer import Timer, end_tasks, in_background, outcome_of, resolve
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
@@ -102,7 +102,7 @@ class Residency:
         if refusal is not None:
             del self._loads[generation]
             raise refusal
-        await asyncio.shield(loaded)
+        await outcome_of(loaded)
 
     def ended(self, generation: Generation) -> None:
         """See OnDemand."""

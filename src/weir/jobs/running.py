@@ -35,6 +35,7 @@ from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
 from weir.wire.status import http_code
+from weir.workers.timer import outcome_of
 
 MOST_ERRORS = 50  # that are listed of one file
 LONGEST_ID = 512  # characters of a custom_id
@@ -448,7 +449,8 @@ class JobRunner:
         storing, ended[:] = ended[:], []
         try:
             if storing:
-                await asyncio.shield(self.use(self.store.put, job.id, [each.response for each in storing]))
+                responses = [each.response for each in storing]
+                await outcome_of(asyncio.ensure_future(self.use(self.store.put, job.id, responses)))
         finally:
             for each in storing:
                 each.claim.close()

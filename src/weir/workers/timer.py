@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T")
 
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
 # millisecond is armed again for at least this long, so that it does not fire again and again.
@@ -167,6 +169,15 @@ async def end_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
         await asyncio.wait(running)
     for task in given:
         _ = task.cancelled() or task.exception()  # which marks it as read
+
+
+async def outcome_of(future: "asyncio.Future[T]") -> T:
+    """Return the result of `future`, which goes on if this is cancelled.
+
+    Unlike asyncio.shield, which from Python 3.14 on then logs the error that it ends with, whoever else reads that.
+    """
+    await asyncio.wait((future,))
+    return future.result()
 
 
 def resolve(future: "asyncio.Future[Any]", outcome: Any) -> None:

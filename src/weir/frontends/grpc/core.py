@@ -27,6 +27,7 @@ from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, Left, cygrpc, message_in
 from weir.frontends.http.fast.plan import MAX_LINES
 from weir.protocols.account import Account
+from weir.workers.timer import outcome_of
 
 # Limits that gRPC's core does not have: of calls, of messages that are being received, and of responses that clients do not read.
 #
@@ -448,10 +449,10 @@ class Core:
             self._arrivals.expect()
         try:
             async with asyncio.timeout(grace):
-                await asyncio.shield(self._ended)
+                await outcome_of(self._ended)
         except TimeoutError:
             self._server.cancel_all_calls()
-            await asyncio.shield(self._ended)
+            await outcome_of(self._ended)
         for each in self._queues:
             each.thread.join()
         self._server.destroy()

@@ -88,6 +88,7 @@ from weir.wire.forms import MULTIPART
 from weir.wire.schema import read_document, schema_of
 from weir.wire.status import codes_of_type
 from weir.wire.values import UNWRITABLE, decode, encode
+from weir.workers.timer import outcome_of
 
 if TYPE_CHECKING:
     from weir.serving.handle import Models
@@ -401,7 +402,7 @@ class Pages:
         if check is None:
             check = self._checking[label] = asyncio.ensure_future(service.control.deep_health())
             check.add_done_callback(lambda _: self._checking.pop(label))
-        return await asyncio.shield(check)
+        return await outcome_of(check)
 
     def _services(self) -> "list[ModelHandle]":
         return list(self._registry.services.values())

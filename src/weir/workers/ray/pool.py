@@ -42,7 +42,7 @@ from weir.workers.process.pool import ProcessPool
 from weir.workers.process.supervision import ChannelWithResults, ChildListener
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import parse_target
-from weir.workers.timer import end_tasks
+from weir.workers.timer import end_tasks, outcome_of
 
 logger = logging.getLogger("weir")
 
@@ -97,7 +97,7 @@ class RayLink:
             return
         if self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
-        await asyncio.shield(self._connecting)
+        await outcome_of(self._connecting)
 
     def attach(self, child: "ActorChild", request: dict[str, Any], descriptors: Sequence[int]) -> None:
         """Have an actor made for `child`. Raises OSError if the connection is gone."""
