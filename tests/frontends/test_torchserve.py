@@ -12,6 +12,7 @@ from tests.rings import subcases
 import weir
 
 HANDLER = "def handle(data, context):\n    return [context.system_properties['batch_size'] for row in data or ()]\n"
+FOLDER = "import weir\nclass Folder(weir.Model):\n    def predict(self, batch): return batch\n"
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("store")
     for name in ("first", "second"):
         archive(root / f"{name}.mar", {"handler.py": HANDLER})
+    (root / "folder" / "1").mkdir(parents=True)
+    (root / "folder" / "1" / "model.py").write_text(FOLDER)
     return root
 
 
@@ -78,6 +81,7 @@ def test_models_come_change_and_go(server: Server) -> None:
         ("POST", "/models?url=lost.mar", 404, "unknown model 'lost'"),
         ("POST", "/models?url=lost.mar&model_name=x", 404, "unknown model 'x'"),
         ("POST", "/models?url=second.mar&model_name=a%20b", 404, "model 'a b': must be of letters"),
+        ("POST", "/models?url=second.mar&model_name=folder", 400, "folder/1: file='second.mar': there is no such file"),
         ("POST", "/models?url=second.mar&batch_size=many", 400, "batch_size='many': must be a number from 0 on"),
         ("PUT", "/models/first?min_worker=0", 400, "min_worker=0: must be a number from 1 to"),
         ("PUT", "/models/lost?min_worker=1", 404, "unknown model 'lost'"),

@@ -14,6 +14,11 @@ read_request = msgspec.msgpack.Decoder(Request).decode
 read_response = msgspec.msgpack.Decoder(Response).decode
 
 
+def write_response(value: object) -> bytes:
+    """Write a response. Raises msgspec.ValidationError for a status or a header of another type, which a handler may set."""
+    return write(msgspec.convert(value, Response))
+
+
 def error_document(code: int, kind: str, message: str) -> bytes:
     """Return an error as TorchServe writes it."""
     return json.dumps({"code": code, "type": f"{kind}Exception", "message": message}, indent=2).encode()

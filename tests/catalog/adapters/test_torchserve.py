@@ -48,6 +48,8 @@ def handle(data, context):
             context.set_response_content_type(index, "text/x-mine")
         if what == "nothing":
             context.set_response_status(204, "", index)
+        if what == "word":
+            context.set_response_status("200", "", index)
         if what == "header":
             context.set_response_header(index, "X-Yours", "a\\r\\nb: c")
         context.metrics.add_counter("Seen", 1, index)
@@ -176,6 +178,7 @@ def test_what_a_handler_returns(
         ("too few", 503, "the handler returned 0 results for 1 item, must be one for each"),
         ("no list", 503, "the handler returned a str for 1 item, must be a list of 1"),
         ("header", 503, "the handler set the header 'x-yours', which no model may, or to a value that no header has"),
+        ("word", 503, "encode raised ValidationError: Expected `int`, got `str`"),
         ("exit", 503, "it crashed its worker"),
     ],
 )

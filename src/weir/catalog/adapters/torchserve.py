@@ -393,7 +393,7 @@ class TorchServeModel(Model):
 
     def encode(self, value: Any, content_type: str) -> bytes:
         """Return what the server reads a response of TorchServe's API from."""
-        return predictions.write(value)
+        return predictions.write_response(value)
 
     def _response(self, index: int, given: Any, value: Any) -> Any:
         if not isinstance(given, Row):

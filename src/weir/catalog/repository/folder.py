@@ -339,7 +339,7 @@ class FolderRepository:
     def folder_of(self, name: str) -> Path | None:
         """Return the folder of the model `name`, or None."""
         try:
-            return self._archives.get(name) or _folder_with_path(self.root, name) or models_in(self.root).get(name)
+            return _folder_with_path(self.root, name) or models_in(self.root).get(name) or self._archives.get(name)
         except OSError:
             return None
 
@@ -376,12 +376,15 @@ class FolderRepository:
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
-        archive = self._archive_in(config)
+        archive, folder = self._archive_in(config), self.folder_of(name)
         if (files or archive) and not is_name(name):
             raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
-        if archive is not None:
-            self._archives[name] = archive
-        folder = self._uploaded(name, files) if files else self.folder_of(name)
+        if files:
+            folder = self._uploaded(name, files)
+        elif archive is not None and (
+            folder is None or is_archive(folder)
+        ):  # else the `file` is one of the model's own
+            folder = self._archives[name] = archive
         if folder is None:
             raise ModelNotFound(f"model {name!r}: no such directory in the model repository")
         try:
