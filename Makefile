@@ -11,6 +11,7 @@
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
+#   make test-otlp  push metrics to VictoriaMetrics, which it takes from Debian's package, and read them back
 #   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
 #   make test-adapters  serve models of mosec, LitServe and MLServer, and archives of TorchServe's archiver, in an environment of its own (.venvs/adapters)
 #   make test-vision  run TorchServe's handlers of images with torchvision, in an environment of its own (.venvs/vision)
@@ -85,7 +86,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 apt_install = { $(APT) update && $(APT) install --yes --no-install-recommends $(1); } >/dev/null 2>&1
 KEYRING := /usr/share/keyrings/debian-archive-keyring.gpg
 
-.PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-torch test-sklearn test-ray test-vision lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
+.PHONY: serve quick test nightly image test-adapters test-browser test-clients test-fronts test-image test-otlp test-torch test-sklearn test-ray test-vision lint covered check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -152,9 +153,16 @@ docs: $(VENV)/.test .venvs/docs/.site
 	.venvs/docs/bin/python -m docs.site
 	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
 
+# Where Debian's packages are unpacked.
+NEEDS_DEBIAN = @test -e $(KEYRING) && command -v apt-get dpkg-deb >/dev/null || $(call apt_install,debian-archive-keyring dpkg) || \
+	{ echo "make $@ needs apt-get, dpkg-deb and $(KEYRING): apt-get install debian-archive-keyring"; exit 1; }
+
+test-otlp: $(VENV)/.test
+	$(NEEDS_DEBIAN)
+	$(BIN)/python -m pytest -m otlp tests/telemetry $(ARGS)
+
 image: $(VENV)/.image
-	@test -e $(KEYRING) && command -v apt-get dpkg-deb >/dev/null || $(call apt_install,debian-archive-keyring dpkg) || \
-		{ echo "make image needs apt-get, dpkg-deb and $(KEYRING): apt-get install debian-archive-keyring"; exit 1; }
+	$(NEEDS_DEBIAN)
 	$(BIN)/python -m deploy.image $(VARIANTS) $(if $(WITH),--with $(WITH:%='%')) $(if $(MODELS),--models '$(MODELS)')
 
 test-image: image $(VENV)/.test

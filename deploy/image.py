@@ -129,8 +129,8 @@ def run(*command: object, **environment: str) -> str:
     ).stdout
 
 
-def unpack_debian(folder: Path, work: Path, machine: Machine) -> None:
-    """Unpack Debian's packages into `folder`. What scanners read about them is in var/lib/dpkg/status.d, as in other images without dpkg."""
+def apt_in(work: Path, machine: Machine) -> list[str]:
+    """Return the words that call apt-get for the packages of SUITE, whose lists it has fetched into `work`. It installs nothing here."""
     for each in ("state/lists/partial", "cache/archives/partial"):
         (work / each).mkdir(parents=True)
     (work / "status").touch()
@@ -143,7 +143,12 @@ def unpack_debian(folder: Path, work: Path, machine: Machine) -> None:
     }  # fmt: skip
     apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
     run(*apt, "update")
-    run(*apt, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES)
+    return apt
+
+
+def unpack_debian(folder: Path, work: Path, machine: Machine) -> None:
+    """Unpack Debian's packages into `folder`. What scanners read about them is in var/lib/dpkg/status.d, as in other images without dpkg."""
+    run(*apt_in(work, machine), "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES)
     status = folder / "var/lib/dpkg/status.d"
     status.mkdir(parents=True)
     for package in sorted((work / "cache/archives").glob("*.deb")):

@@ -93,15 +93,24 @@ class _Joining(sdk.MetricExporter):
         self._ended = False
 
     def export(self, metrics_data: sdk.MetricsData, timeout_millis: float = 10_000, **_: Any) -> sdk.MetricExportResult:
-        """Send all of it; this is called in a thread of the SDK. Raises TimeoutError while the event loop is blocked."""
+        """Send all of it; this is called in a thread of the SDK."""
         if self._ended:  # the export before this one took until after the end, and nobody reads any more
             return sdk.MetricExportResult.FAILURE
         self._result = sdk.MetricExportResult.FAILURE
         reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
-        (resource,) = metrics_data.resource_metrics  # one of its scopes may have metrics of the SDK itself
-        shown = sdk.ScopeMetrics(SCOPE, reading.result(1e-3 * timeout_millis), "")
-        resource = replace(resource, scope_metrics=[*resource.scope_metrics, shown])
-        self._result = self._exporter.export(sdk.MetricsData([resource]), timeout_millis)
+        (resource,) = metrics_data.resource_metrics
+        try:
+            shown = reading.result(1e-3 * timeout_millis)
+        except TimeoutError:
+            reading.cancel()
+            logger.warning("metrics cannot be read: the event loop is blocked")
+            return self._result
+        # Of scopes of one name, OTLP's encoder keeps the last; others have metrics of the SDK itself.
+        scopes = [
+            replace(each, metrics=[*each.metrics, *shown]) if each.scope.name == SCOPE.name else each
+            for each in resource.scope_metrics
+        ]
+        self._result = self._exporter.export(sdk.MetricsData([replace(resource, scope_metrics=scopes)]), timeout_millis)
         return self._result
 
     async def _read(self) -> list[sdk.Metric]:
