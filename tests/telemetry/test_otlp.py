@@ -1,16 +1,19 @@
 """A real server sends its spans and metrics to a real OTLP receiver, each a process of its own."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -154,6 +157,7 @@ def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str, protoc
     answered = metrics["http.server.request.duration"]["points"]
     assert {each["labels"]["http.response.status_code"]: sum(each["counts"]) for each in answered} == {200: 5, 400: 1}
     assert len({each["resource"]["service.instance.id"] for each in lines}) == 1
+    assert metrics["process.uptime"]["points"][0]["value"] > 0
 
 
 @subcases("hangs", [False, True])
@@ -169,12 +173,49 @@ def test_a_receiver_that_takes_nothing_costs_a_warning(hangs: bool) -> None:
         }
         with serving(f"{SIMPLE}:Simple", env=env) as (served, client):
             if not hangs:
-                served.until_logged("exporting metrics")
+                served.until_logged("metrics cannot be sent .* reason=.*Connection refused")
             with bound.accept()[0] if hangs else nullcontext():
                 assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
                 served.signal(signal.SIGTERM)
                 assert served.wait() == 0
             served.until_logged("the last metrics are lost")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Refuses the first three posts to each path, and takes all others."""
+
+    posts: ClassVar = Counter[str]()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.posts[self.path] += 1
+        self.send_response(400 if self.posts[self.path] <= 3 else 200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_an_outage_of_the_receiver_is_logged_in_two_lines() -> None:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{receiver.server_port}"
+        env = {
+            "OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "50", "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }  # fmt: skip
+        with serving(f"{SIMPLE}:Simple", "--trace-endpoint", endpoint, env=env) as (served, client):
+            while min(Refusing.posts["/v1/traces"], Refusing.posts["/v1/metrics"]) <= 4:
+                assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
+            served.signal(signal.SIGTERM)
+            served.until_logged("stopped")
+        receiver.shutdown()
+    said = [line for line in served.log.splitlines() if re.search("sent|export|Exception", line)]
+    for name in ("metrics", "traces"):
+        began, ended = (line for line in said if f" {name} " in line)
+        assert re.search(f"warning .* {name} cannot be sent .*reason=.*400.*Bad Request", began)
+        assert re.search(f"info .* {name} are sent again .*failures=3", ended)
+    assert len(said) == 4, said
 
 
 def test_a_second_signal_is_heard_while_a_receiver_of_spans_hangs() -> None:

@@ -296,7 +296,7 @@ def test_metrics_are_sent_only_where_an_exporter_is_named(names: str | None, mon
 
 @subcases(
     ("names", "protocol", "missing"),
-    [("nowhere", "", "nowhere"), ("console,x", "", "x"), ("otlp", "udp", "otlp_proto_udp")],
+    [("nowhere", "", "nowhere"), ("console,x", "", "x"), ("otlp", "http/json", "otlp_json_http")],
 )
 def test_an_exporter_that_is_not_installed_is_refused_by_name(
     names: str, protocol: str, missing: str, monkeypatch: pytest.MonkeyPatch
@@ -304,6 +304,16 @@ def test_an_exporter_that_is_not_installed_is_refused_by_name(
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", names)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     with pytest.raises(SettingsError, match=f"OTEL_METRICS_EXPORTER='{names}': .* exporter '{missing}'"):
+        open_metric_exporters()
+
+
+def test_an_unknown_protocol_of_otlp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "udp")
+    with pytest.raises(SettingsError, match="OTLP_PROTOCOL='udp': must be one of grpc, http/json, http/protobuf"):
+        open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http")  # which comes first
+    with pytest.raises(SettingsError, match="OTLP_METRICS_PROTOCOL='http': must be one of"):
         open_metric_exporters()
 
 

@@ -87,9 +87,9 @@ def open_metric_exporters() -> list[Any]:
         return []
     setting = f"OTEL_METRICS_EXPORTER={stated!r}"
     with needing_opentelemetry(setting):
-        from weir.telemetry.tracing import find_exporter
+        from weir.telemetry.exporters import make_exporter
 
-        return [find_exporter("metrics", name, setting)() for name in names]
+        return [make_exporter("metrics", name, setting) for name in names]
 
 
 @contextmanager

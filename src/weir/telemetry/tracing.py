@@ -5,13 +5,11 @@ Requests and batches link to each other both ways, because neither is the parent
 """
 
 import logging
-import os
 import random
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from opentelemetry import propagate
@@ -35,20 +33,13 @@ from opentelemetry.trace import (
 from prometheus_client.samples import Exemplar
 
 from weir._version import __version__
-from weir.errors import Cancelled, ModelError, SettingsError, WeirError
+from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace
+from weir.telemetry.exporters import make_exporter, otlp_protocol
 from weir.telemetry.recorder import SECONDS, Exemplars, SilentObserver
 
 logger = logging.getLogger("weir")
 
-
-def _hide_headers(record: logging.LogRecord) -> bool:
-    record.args = ("it is not shown, as it may be a secret",)
-    return True
-
-
-# A header that its reader does not understand would be logged as it is.
-logging.getLogger("opentelemetry.util.re").addFilter(_hide_headers)
 
 SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -310,28 +301,6 @@ def make_resource(service_name: str) -> Resource:
     return Resource.create({**own, **OTELResourceDetector().detect().attributes})
 
 
-def find_exporter(signal: str, name: str, setting: str) -> Callable[..., Any]:
-    """Return the exporter called `name` of the "traces" or "metrics"; `otlp` speaks protobuf over HTTP unless OTEL_EXPORTER_OTLP_PROTOCOL states
-    `grpc`.
-
-    Raises SettingsError, which names the `setting` that asks for it, if it is not installed.
-    """
-    wanted = f"otlp_proto_{_transport(signal)}" if name == "otlp" else name
-    for point in entry_points(group=f"opentelemetry_{signal}_exporter", name=wanted):
-        exporter: Callable[..., Any] = point.load()
-        return exporter
-    raise SettingsError(
-        f"{setting}: no installed package has the exporter {wanted!r} of {signal} "
-        f"(opentelemetry-exporter-{wanted.replace('_', '-')}, for one, may have it)"
-    )
-
-
-def _transport(signal: str) -> str:
-    """Return what carries OTLP's messages, "http" or "grpc"."""
-    stated = map(os.environ.get, (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
-    return next(filter(None, stated), "http").partition("/")[0]
-
-
 def make_tracing(endpoint: str, ratio: float | None, service_name: str, exemplars: Exemplars | None = None) -> Tracing:
     """Return a Tracing that sends its spans, in batches and from a thread of its own, to an OTLP receiver.
 
@@ -341,9 +310,9 @@ def make_tracing(endpoint: str, ratio: float | None, service_name: str, exemplar
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     base, slashes, rest = endpoint.partition("://")
-    whole = "/" in rest.rstrip("/") or _transport("traces") != "http"
+    whole = "/" in rest.rstrip("/") or otlp_protocol("traces") == "grpc"
     url = endpoint if whole else f"{base}{slashes}{rest.rstrip('/')}/v1/traces"
-    processor = BatchSpanProcessor(find_exporter("traces", "otlp", "trace_endpoint")(endpoint=url))
+    processor = BatchSpanProcessor(make_exporter("traces", "otlp", "trace_endpoint", endpoint=url))
     return Tracing(processor, ratio=ratio, service_name=service_name, exemplars=exemplars)
 
 
