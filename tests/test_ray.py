@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import turns
+from tests.waiting import turns
 
 from weir.errors import ModelError
 from weir.ray import batch

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
-from tests.serving.kit import turns
+from tests.waiting import turns
 
 from weir import (
     Branch,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.catalog.repository.shelf import services
 from tests.served import serving
+from tests.waiting import until
 
 from weir.catalog.adapters.triton_utils import load_class
 from weir.catalog.loading import ServiceMaker, load_target, reread
@@ -289,8 +290,7 @@ async def test_a_server_that_ends_during_a_reload_leaves_no_names_taken(folder: 
     former = service.generation
     call = service.infer(1)
     replaced = asyncio.ensure_future(manager.load_model("Alpha"))
-    while service.generation is former:  # noqa: ASYNC110  (there is no event to wait for)
-        await asyncio.sleep(0.001)
+    await until(lambda: service.generation is not former)
     stopped = asyncio.ensure_future(manager.stop())
     with pytest.raises(Draining):
         await replaced

@@ -14,7 +14,7 @@ import pytest
 from tests.catalog.repository.shelf import plain, write
 from tests.catalog.workshop import Scaled, Workshop
 from tests.rings import subcases
-from tests.serving.kit import turns
+from tests.waiting import turns
 
 import weir
 from weir.catalog.loading import REFUSED, ServiceMaker, apply, check_allowed
@@ -243,9 +243,8 @@ async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
         call = service.infer(0)
         await turns()
         changed = asyncio.ensure_future(getattr(shop.manager, change)("a"))
-        async with asyncio.timeout(20):
-            while not former.pending or not (service._former or service.draining):  # noqa: ASYNC110  (there is no event to wait for)
-                await asyncio.sleep(0.001)
+        while not former.pending or not (service._former or service.draining):
+            await turns()
         drained = asyncio.ensure_future(shop.manager.drain())
         await turns()
         assert not call.done()
@@ -263,8 +262,7 @@ async def test_changes_are_made_in_the_order_in_which_they_were_requested() -> N
     changes, made = ChangeQueue(), list[int]()
 
     async def change(number: int) -> int:
-        for _ in range(10 - number):
-            await asyncio.sleep(0)
+        await turns(10 - number)
         made.append(number)
         return number
 

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import Square, squares, turns
+from tests.serving.kit import Square, squares
+from tests.waiting import turns
 
 import weir
 from weir import ModelError, ModelNotFound, ModelNotReady, Registry, Service, SettingsError

@@ -11,7 +11,8 @@ from typing import Any, Self
 import pytest
 from tests.catalog.workshop import Shelf
 from tests.rings import subcases
-from tests.serving.kit import Square, turns, until
+from tests.serving.kit import Square
+from tests.waiting import turns, until
 
 from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service, SettingsError
 from weir.catalog import manager

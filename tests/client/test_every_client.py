@@ -1,7 +1,11 @@
 """Every method on every client, against one real server process and in process."""
 
+import asyncio
+import inspect
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ from tests.client.models import item
 
 from weir import errors
 from weir.client import TensorValue
+from weir.client.methods import AsyncClient, Client
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 ONES = {"x": np.ones((1, 2), np.float32)}
@@ -202,3 +207,52 @@ def test_no_client_asks_a_proxy_of_the_environment(
     with kit.asking(name, server, timeout=60.0) as client:
         assert len(list(client.stream("count", item(2)))) == 2
         assert client.model_ready("scale")
+
+
+ASYNC = [name for name in kit.REMOTE if name.endswith("-async")]
+
+
+async def ask(client: Any) -> None:
+    """Make a call of each kind, two of them at once."""
+    answers = await asyncio.gather(*[client.infer("scale", {"x": np.ones((1, 2), np.float32)}) for _ in range(2)])
+    assert [answer["y"].tolist() for answer in answers] == [[[2.0, 2.0]]] * 2
+    assert len([part async for part in client.stream("count", item(2))]) == 2
+    assert await client.model_ready("scale")
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_a_client_serves_one_loop_after_the_other(name: str, server: kit.Running) -> None:
+    client = kit.MAKE[name](server)
+    for _ in range(4):
+        asyncio.run(ask(client))
+
+    async def use_and_close() -> None:
+        async with client:
+            await ask(client)
+
+    asyncio.run(use_and_close())
+    asyncio.run(client.close())
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_a_client_serves_two_loops_at_once(name: str, server: kit.Running) -> None:
+    client, both = kit.MAKE[name](server), Barrier(2)
+
+    async def use() -> None:
+        for _ in range(5):
+            both.wait(60)
+            await ask(client)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(asyncio.run, use()) for _ in range(2)]:
+            done.result()
+
+
+def test_both_have_the_same_methods_which_take_the_same_and_say_so() -> None:
+    one, other = ({name: each for name, each in vars(kind).items() if name[0] != "_"} for kind in (Client, AsyncClient))
+    assert one.keys() == other.keys()
+    for name, awaited in other.items():
+        assert inspect.signature(one[name]).parameters == inspect.signature(awaited).parameters
+        assert inspect.iscoroutinefunction(awaited) or inspect.isasyncgenfunction(awaited)
+        # Who awaits can withdraw what others still do; threads cannot.
+        assert name == "infer_ordered" or inspect.getdoc(one[name]) == inspect.getdoc(awaited)

@@ -13,10 +13,10 @@ import pytest
 from starlette.websockets import WebSocket
 from tests.fakes import RecordingObserver
 from tests.frontends.dashboard.browser.site import hosted
-from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum, answer, answers, failure, item, next_answer, rows, serving
 from tests.rings import subcases
 from tests.streaming_models import Count, Prefixes, Ticking
+from tests.waiting import turns, until
 from tests.workers.models import Echo
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
@@ -141,8 +141,7 @@ async def test_nothing_is_read_while_too_much_is_under_way() -> None:
         for number in range(10):
             await client.send(rows([[1]], id=str(number)))
         for taken in (2, 3):
-            for _ in range(2000):  # turns of the loop: far more than it takes to read all that has been sent
-                await asyncio.sleep(0)
+            await turns(2000)
             assert int(service.state()["waiting"]) + len(executor.batches) == taken
             executor.respond_next(lambda payloads: [{"sum": numpy.ones(1, "float32")}])
             assert (await next_answer(client)).id == str(taken - 2)
@@ -316,8 +315,7 @@ async def test_errors_for_a_client_that_has_left_are_charged_no_more() -> None:
     kinds = iter(("connect", "receive", "receive", "disconnect"))
 
     async def receive() -> Any:
-        for _ in range(5):
-            await asyncio.sleep(0)  # what was posted before is written
+        await turns(5)  # what was posted before is written
         held.append(account.held_bytes)
         return {"type": f"websocket.{next(kinds)}", "text": "no request"}
 

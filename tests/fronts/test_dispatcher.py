@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from tests.fakes import RecordingObserver
 from tests.frontends.http.fast.kit import Square, squared
-from tests.frontends.http.sockets import until
 from tests.rings import subcases
+from tests.waiting import until
 
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry

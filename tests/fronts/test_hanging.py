@@ -13,8 +13,8 @@ import psutil
 import pytest
 from tests.frontends.http.fast.kit import Square, squared
 from tests.frontends.http.servers import running_fronts
-from tests.frontends.http.sockets import until
 from tests.served import still_running
+from tests.waiting import until
 
 from weir.catalog.registry import Registry
 from weir.fronts import server as fronts_server
@@ -39,10 +39,9 @@ async def test_a_front_that_hangs_is_replaced(
     async with serving(2) as server:
         hangs, works = [each.pid for each in server.fronts]
         os.kill(hangs, signal.SIGSTOP)
+        running: Any = server._fronts
         while hangs in [each.pid for each in server.fronts]:
-            running: Any = server._fronts
-            while running._running[1].front.silent:  # noqa: ASYNC110 - the other one reports each second
-                await asyncio.sleep(0.005)
+            await until(lambda: not running._running[1].front.silent)
             server.sweep()
         await until(lambda: len(server.fronts) == 2)
         assert works in [each.pid for each in server.fronts]
@@ -65,8 +64,7 @@ async def test_a_front_is_replaced_once_there_are_descriptors_again(
         with monkeypatch.context() as patched:
             patched.setattr(fronts_server, "socket_pair", refuse)
             os.kill(server.fronts[0].pid, signal.SIGKILL)
-            while len(refusals) < 3:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.005)
+            await until(lambda: len(refusals) >= 3)
             assert await asyncio.to_thread(ask, server.address, 40) == [200] * 40
         await until(lambda: len(server.fronts) == 2)
     assert "front 0 cannot start now, and is tried again: [Errno 24] Too many open files" in caplog.text

@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.frontends.http.sockets import until
 from tests.fronts.kit import ENCRYPTED, MODELS, Caller, Callers, binary, calling, fronts_of, workers_of
 from tests.fronts.models import Large, Rows, letters
 from tests.fronts.test_remote import submit
 from tests.served import Served
+from tests.waiting import turns, until
 
 from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
@@ -130,8 +130,7 @@ async def test_arrays_are_views_of_the_place_and_give_it_back_with_the_last_one(
         assert (row == 7.0).all() and row.shape == (1, 100_000) and arrays["text"].tolist() == [[b"7"]]
         assert not row.flags.writeable and pair.held_bytes > row.nbytes
         del arrays
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert pair.held_bytes > row.nbytes
         del row
         await until(lambda: pair.held_bytes == 0)

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import numpy
-from tests.frontends.http.sockets import until
 from tests.fronts.test_dispatcher import connected
 from tests.rings import subcases
+from tests.waiting import until
 
 from weir.errors import Overloaded
 from weir.fronts.dispatcher import sent_output

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.frontends.http.sockets import until
 from tests.protocols.test_exchange import Pair, items, serving
 from tests.streaming_models import Count, Script, Ticking
+from tests.waiting import until
 
 from weir.errors import InvalidRequest, ModelNotReady, Overloaded, unread_model
 from weir.protocols import HttpSettings

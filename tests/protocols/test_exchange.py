@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from examples.tensors import Affine
 from tests.fakes import RecordingObserver
-from tests.frontends.http.sockets import until
 from tests.garbage import no_cycles_of
 from tests.rings import subcases
 from tests.streaming_models import Count, Script
+from tests.waiting import until
 
 from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed

@@ -15,11 +15,11 @@ from tests.frontends.grpc.kit import INFER, refuses, serving
 from tests.frontends.http.fast.kit import ArenaExecutor, always, post, settled, site, statuses
 from tests.frontends.http.models import Words
 from tests.frontends.http.servers import SERVERS, running
-from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum
 from tests.frontends.websocket_kit import serving as serving_sockets
 from tests.protocols.kserve.models import Vector
 from tests.rings import subcases
+from tests.waiting import until
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded, TooLarge

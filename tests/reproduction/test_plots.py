@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
+from reproduction.drawing import figure, files_of
 from reproduction.plots import Curve, Panel, Point, PolicyMap, Timeline
 
 from reproduction import plots
@@ -59,3 +61,17 @@ def test_predictions_stand_beside_the_diagonal(tmp_path: Path) -> None:
     shown = texts(tmp_path / "p")
     assert {"smdp", "full:8", "predicted power (W)", "measured power (W)", "0.3"} <= set(shown)
     assert "unstable" not in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("it", "it"), ("it.png", "it"), ("a b/it.svg", "a b/it"), ("square.profile", "square.profile"), ("v1.2", "v1.2")],
+)
+def test_a_figure_is_two_files_whose_endings_are_no_part_of_its_name(path: str, name: str) -> None:
+    assert files_of(Path(path)) == (Path(f"{name}.png"), Path(f"{name}.svg"))
+
+
+def test_a_figure_is_written_as_both(tmp_path: Path) -> None:
+    with figure(tmp_path / "v1.2") as (_, axes):
+        axes[0, 0].plot([0.0, 1.0], [1.0, 2.0])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["v1.2.png", "v1.2.svg"]

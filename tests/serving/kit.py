@@ -1,12 +1,12 @@
 """A service with a fake executor and a clock that stands still, for the tests of this part."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from tests.fakes import FakeRequest, RecordingObserver
 from tests.serving.models import Square as Square
+from tests.waiting import turns
 
 from weir import Model, Service
 from weir.testing import FakeClock, FakeExecutor, Predict
@@ -42,19 +42,6 @@ async def serving(
         yield Rig(service, executor, clock, heard)
     finally:
         await service.stop(0.0)
-
-
-async def turns(count: int = 3) -> None:
-    """Let the loop go round."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Return once `condition` holds, for what a test sees from outside and has no event of."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  (see above)
-            await asyncio.sleep(0.001)
 
 
 def request(rig_service: Service, payload: Any, **options: Any) -> FakeRequest:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import Square, serving, squares, turns
+from tests.serving.kit import Square, serving, squares
+from tests.waiting import turns
 
 from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Service, ValidationFailed
 from weir.errors import Cancelled

@@ -6,7 +6,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.serving.kit import Square, serving, turns, until
+from tests.serving.kit import Square, serving
+from tests.waiting import turns, until
 
 import weir
 from weir.errors import InvalidRequest, Overloaded

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeRequest
-from tests.serving.kit import Rig, serving, squares, turns
+from tests.serving.kit import Rig, serving, squares
+from tests.waiting import turns
 from tests.workers.models import Echo
 
 from weir import ModelError, Service

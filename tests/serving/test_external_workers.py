@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.rings import subcases
+from tests.waiting import until
 from tests.workers.outsiders import Outsider
 
 import weir
@@ -47,34 +48,10 @@ async def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path:
         await second.leave()
 
 
-async def test_an_item_that_ends_its_workers_fails_alone(tmp_path: Path) -> None:
-    async def worker(address: str) -> None:
-        """Answer, but leave when the poison comes, and come again."""
-        while True:
-            here = await Outsider.connect(address)
-            try:
-                while b'"poison"' not in (jobs := await here.jobs()).values():
-                    here.answer(dict.fromkeys(jobs, b'"fine"'))
-            finally:
-                await here.leave()
-
-    async with serving(tmp_path, max_batch_size=8) as (service, address, first):
-        calls = [service.infer(text) for text in ("a", "b", "poison", "c")]
-        assert len(await first.jobs()) == 4
-        await first.leave()
-        at_work = asyncio.ensure_future(worker(address))
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [isinstance(answer, weir.ModelCrashed) for answer in answers] == [False, False, True, False]
-        assert answers.count("fine") == 3
-        at_work.cancel()
-        await asyncio.wait([at_work])
-
-
 async def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _, first):
         await first.leave()
-        while workers_of(service) != ["lost"]:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
+        await until(lambda: workers_of(service) == ["lost"])
         with pytest.raises(weir.DeadlineExceeded):
             await service.infer("x", timeout=0.05)
         assert workers_of(service) == ["lost"]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tests.fakes import FakeRequest
 from tests.rings import subcases
-from tests.serving.kit import Rig, serving, squares, turns
+from tests.serving.kit import Rig, serving, squares
+from tests.waiting import turns
 
 from weir import InvalidRequest, ModelError, Service
 from weir.messages import JSON, MSGPACK, OBJECT

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.fakes import RecordingObserver
-from tests.serving.kit import Square, squares, until
+from tests.serving.kit import Square, squares
 from tests.streaming_models import Count, Dying, Prefixes, Raising, Script, Ticking
+from tests.waiting import until
 
 import weir
 from weir.serving.calls import BURST

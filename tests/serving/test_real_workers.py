@@ -15,9 +15,10 @@ import numpy
 import pytest
 import uvloop
 from tests.fakes import RecordingObserver
-from tests.serving.kit import squares, until
+from tests.serving.kit import squares
 from tests.serving.models import Broken, Dangerous, Paced, Square, Total
 from tests.streaming_models import Fire
+from tests.waiting import until
 from tests.workers.models import Echo
 
 import weir

@@ -9,7 +9,8 @@ import numpy
 import pytest
 from tests.fakes import FakeRequest, RecordingObserver
 from tests.rings import subcases
-from tests.serving.kit import Square, request, serving, squares, turns
+from tests.serving.kit import Square, request, serving, squares
+from tests.waiting import turns
 
 import weir
 from weir import Draining, ModelNotReady, Service

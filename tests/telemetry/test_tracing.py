@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.rings import subcases
 from tests.streaming_models import Count
+from tests.waiting import until
 from tests.workers.models import Square
 
 from weir.batching.request_state import RequestBase
@@ -67,8 +68,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 
 async def settled(request: Asking) -> None:
-    while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
-        await asyncio.sleep(0)
+    await until(lambda: request.settled)
 
 
 async def test_a_request_has_queue_and_compute_as_children_and_its_batch_linked() -> None:
@@ -218,8 +218,7 @@ async def test_a_batch_that_is_lost_with_its_worker_says_so() -> None:
     tracing = Tracing(kept)
     async with Service(Square, observers=[tracing], executor=executor) as service:
         call = service.infer(3)
-        while not executor.pending:  # noqa: ASYNC110 - from outside there is no event to wait for
-            await asyncio.sleep(0)
+        await until(lambda: executor.pending)
         tracing.worker_changed("square", 1, "lost", "killed")  # another one
         tracing.worker_changed("square", 0, "ready", "")
         assert not kept.spans

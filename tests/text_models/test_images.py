@@ -21,8 +21,8 @@ from weir.images.preparation import Preparation
 from weir.model import Measure
 from weir.text_models import model as model_module
 from weir.text_models.checkpoint.configuration import read_architecture
+from weir.text_models.checkpoint.heads import tower_config, vision_architecture
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.checkpoint.towers import tower_config, vision_architecture
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import JsonDocument
 from weir.text_models.model import ImageTower, TextEncoder, TextTower, estimated_tokens

@@ -9,7 +9,7 @@ from tests.text_models import tiny, tiny_tokens
 
 from weir.text_models.checkpoint.configuration import read_architecture
 from weir.text_models.checkpoint.families import names_of
-from weir.text_models.checkpoint.towers import tower_config, vision_architecture
+from weir.text_models.checkpoint.heads import tower_config, vision_architecture
 from weir.text_models.checkpoint.weights import weight_shapes
 from weir.text_models.formats import JsonDocument
 

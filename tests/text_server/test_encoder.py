@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.serving.kit import until
 from tests.text_server.hashing import HashingEncoder
 from tests.text_server.test_tokenizing import Held
 from tests.text_server.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
+from tests.waiting import turns, until
 
 from weir import Service
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded, TooLarge
@@ -581,10 +581,8 @@ async def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(
         await asyncio.to_thread(words.reads["held"].wait)
         rounds = len(words.rounds)
         second = asyncio.ensure_future(of(encoder, numbered(100), client="c"))
-        while len(words.rounds) == rounds:  # noqa: ASYNC110 - a thread reads it, and tells nobody
-            await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await until(lambda: len(words.rounds) != rounds)
+        await turns(10)
         if end == "leaves":
             first.cancel()
         elif end == "has a wrong text":

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import sharing
 from tests.rings import spread
 from tests.text_server.text_models import DIMENSIONS, Summing, Words
+from tests.waiting import turns
 
 from weir import Service
 from weir.testing import FakeClock, FakeExecutor
@@ -39,8 +40,7 @@ class Bench:
 
     async def settle(self) -> None:
         """Let all that follows happen."""
-        for _ in range(SETTLED):
-            await asyncio.sleep(0)
+        await turns(SETTLED)
 
     async def batch(self) -> None:
         """Let one batch run to its end."""

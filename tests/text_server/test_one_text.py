@@ -8,6 +8,7 @@ import numpy
 import pytest
 from tests.text_server.test_encoder import assert_at_rest, of, query_of, served_by, serving
 from tests.text_server.text_models import Summing, Words
+from tests.waiting import turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, WeirError
 from weir.messages import JSON
@@ -109,8 +110,7 @@ async def test_how_a_text_alone_may_end() -> None:
         left.withdraw()
         left.withdraw()
         clock.advance(6.0)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
             await late.found
         with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
@@ -125,8 +125,7 @@ async def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
     settings: dict[str, Any] = {"executor": executor, "max_queue_size": 8}
     async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:
         job = asyncio.create_task(of(encoder, [f"text {place}" for place in range(12)], priority=-1))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         assert encoder._under_way[True] == encoder.window < 12
         assert One(encoder, "a", priority=-1).withdraw is None  # its turn comes after those of the job
         one = One(encoder, "a")

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.tuning.banks import bank_for, small_bank
+from tests.waiting import turns
 
 from weir.batching.service_time import KindTimes, ServiceTime
 from weir.messages import Dispatch, Reason, Timing, Wakeup
@@ -58,12 +59,12 @@ class Solver(SolvingProcess):
             answer.set_result(bank_for(wish))
         else:
             answer.set_exception(error)
-        await turns()
+        await turns(8)
 
     async def go_on(self) -> None:
         """End the last pause."""
         self.pauses[-1][1].set_result(None)
-        await turns()
+        await turns(8)
 
 
 class Rig:
@@ -85,12 +86,12 @@ class Rig:
     async def changing(self, changes: dict[str, object]) -> asyncio.Task[object]:
         """Begin a change of the prices."""
         change: asyncio.Task[object] = asyncio.create_task(self.resolver.change(changes))
-        await turns()
+        await turns(8)
         return change
 
     async def worker(self, index: int, state: str) -> None:
         self.resolver.worker_changed("square", index, state, "")
-        await turns()
+        await turns(8)
 
     async def serve(self, rows: int, seconds: float, batches: int, worker: int = 0) -> None:
         for _ in range(batches):
@@ -99,18 +100,13 @@ class Rig:
             times = self.service_time
             (times.of[worker] if isinstance(times, KindTimes) else times).learn(rows, seconds, 0.0, 1.0)
             self.resolver.computed("square", batch, SPENT, 0.0)
-        await turns()
+        await turns(8)
 
     @property
     def bank(self) -> Bank:
         bank = self.resolver.policy.bank
         assert bank is not None
         return bank
-
-
-async def turns() -> None:
-    for _ in range(8):
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -120,7 +116,7 @@ async def running(policy: SolvedPolicy | None = None, workers: int = 1, **option
     for index in range(workers):
         await rig.worker(index, "ready")
     rig.resolver.open()
-    await turns()
+    await turns(8)
     try:
         yield rig
     finally:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serving.kit import until
 from tests.serving.models import Paced, Square
 from tests.tuning.banks import PROFILE
-from tests.tuning.solving_rig import Rig, running, turns
+from tests.tuning.solving_rig import Rig, running
+from tests.waiting import turns, until
 
 import weir
 from weir.policy.cost.objective import Prices
@@ -34,7 +34,7 @@ async def tuned(*profiles: Any) -> AsyncIterator[Rig]:
             rig.resolver.measured(profile, kind)
         for worker in (0, 1):
             rig.resolver.worker_changed("square", worker, "ready", "")
-        await turns()
+        await turns(8)
         yield rig
 
 
@@ -66,7 +66,7 @@ async def test_without_the_workers_of_a_kind_the_tables_are_those_of_the_other()
 async def test_a_kind_that_becomes_slower_has_its_own_drift() -> None:
     async with tuned(SLOW, PROFILE) as rig:
         await rig.serve(4, 0.016, 200, worker=1)
-        await turns()
+        await turns(8)
         fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
         assert fast.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
         assert slow is SLOW

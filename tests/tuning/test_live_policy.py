@@ -12,9 +12,9 @@ import httpx
 import pytest
 from tests.rings import spread
 from tests.served import MODELS, serving
-from tests.serving.kit import until
 from tests.serving.models import Broken
 from tests.tuning.banks import small_bank
+from tests.waiting import until
 
 import weir
 from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsError

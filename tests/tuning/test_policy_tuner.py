@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.rings import subcases
 from tests.tuning.banks import PROFILE
-from tests.tuning.solving_rig import Rig, running, turns
+from tests.tuning.solving_rig import Rig, running
+from tests.waiting import turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -166,7 +167,7 @@ async def test_a_measured_model_is_solved_for_once_it_serves() -> None:
     await rig.worker(0, "ready")
     assert rig.solver.asked == []  # the start goes first
     rig.resolver.open()
-    await turns()
+    await turns(8)
     await rig.solver.answer(SettingsError("it cannot be kept"))
     assert (rig.resolver.policy.bank, rig.resolver.error) == (None, "it cannot be kept")
     for _ in range(60):
@@ -197,7 +198,7 @@ async def test_changes_come_one_after_the_other() -> None:
         said: list[dict[str, Any]] = [{"energy_weight": 5.0}, {"latency_weight": 2.0}, {"energy_weight": 7.0}]
         changes = [asyncio.create_task(rig.resolver.change(each)) for each in said]
         for change in changes:
-            await turns()
+            await turns(8)
             await rig.solver.answer()
             assert change.done()
         assert [wish.prices for wish in rig.solver.wishes] == [Prices(1, 5), Prices(2, 5), Prices(2, 7)]
@@ -225,7 +226,7 @@ async def test_a_change_that_takes_too_long_or_is_given_up_changes_nothing() -> 
             await change
         change = await rig.changing({"energy_weight": 5.0})
         change.cancel()
-        await turns()
+        await turns(8)
         assert (change.cancelled(), rig.solver.cancelled, rig.resolver.solving) == (True, 1, False)
         assert rig.resolver.prices == Prices()
 
@@ -260,7 +261,7 @@ async def test_prices_can_be_changed_before_there_is_anything_to_solve() -> None
 async def test_a_stop_ends_the_solver_and_tells_all_who_wait() -> None:
     async with running() as rig:
         changes = [asyncio.create_task(rig.resolver.change({"energy_weight": 5.0 + more})) for more in range(3)]
-        await turns()
+        await turns(8)
         await rig.resolver.close()
         ends = await asyncio.gather(*changes, return_exceptions=True)
         assert [type(end) for end in ends] == [Draining] * 3

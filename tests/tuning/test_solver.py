@@ -16,6 +16,7 @@ import pytest
 import uvloop
 from tests.leaks import processes
 from tests.rings import spread
+from tests.waiting import turns, until
 
 from weir import tuning
 from weir.errors import ModelError, SettingsError
@@ -98,8 +99,7 @@ async def test_a_dropped_wish_that_takes_long_costs_its_process(
         await process.solve(WISH, LIMIT)
         children = processes() - before
         dropped = asyncio.create_task(process.solve(LONG, LIMIT))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         dropped.cancel()
         assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
         assert not processes() & children
@@ -144,8 +144,7 @@ async def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
 @pytest.mark.parametrize("when", ["starting", "running"])
 async def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
     task = asyncio.create_task(solve_outside(LONG, LIMIT))
-    while when == "running" and not processes():  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0.001)
+    await until(lambda: when != "running" or processes())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])

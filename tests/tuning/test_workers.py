@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.rings import subcases
-from tests.serving.kit import Square, turns
+from tests.serving.kit import Square
+from tests.waiting import turns
 
 from weir import Conflict, DeadlineExceeded, ModelError, ModelNotReady, Service, SettingsError
 from weir.policy.scaling import Capacity, ScalingDecision, ScalingReason

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import uvloop
 from tests.rings import spread
-from tests.serving.kit import until
+from tests.waiting import until
 from tests.workers.models import Begins, LoadsWhile, Obedient, SlowAndPicky
 from tests.workers.pools import started
 

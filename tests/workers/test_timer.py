@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import turns
 from tests.workers.runs import StoppedClock
 
 from weir.testing import FakeClock
@@ -54,8 +55,7 @@ async def test_a_sleep_is_over_when_the_clock_says_so() -> None:
     for seconds, over in ((4.0, False), (2.0, True)):
         await asyncio.sleep(0)
         clock.advance(seconds)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         assert sleeping.done() is over
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.rings import spread
 from tests.served import serving
+from tests.waiting import until
 from tests.workers.models import Echo
 
 from weir.batching.workers import ORDERS, REASONS
@@ -200,9 +201,7 @@ async def test_a_model_that_waits_to_warm_up_says_so_and_can_be_stopped(tmp_path
         assert await asyncio.to_thread(Held.began.wait, 20)
         late = Service(Exclusive, params={"path": str(tmp_path / "device")}, device=group, executor=executor)
         starting = asyncio.ensure_future(late.start())
-        async with asyncio.timeout(200):
-            while [each.reason for each in late.executor.states()] != [WAITS]:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.001)
+        await until(lambda: [each.reason for each in late.executor.states()] == [WAITS])
         await late.stop()
         with pytest.raises((ModelNotReady, asyncio.CancelledError)):
             await starting

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.frontends.grpc.test_stock_clients import MODELS, check_client
+from tests.frontends.grpc.test_services import MODELS, check_client
 from tests.served import Served
 
 from weir.catalog.registry import Registry

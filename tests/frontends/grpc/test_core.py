@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.frontends.grpc.kit import FRONTS, INFER, PREFACE, Rig, item, make_request, refuses, serving
-from tests.frontends.http.sockets import until
+from tests.waiting import until
 from tests.workers.models import Echo
 
 from weir import Service

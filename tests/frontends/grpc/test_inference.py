@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 from tests.frontends.grpc.kit import INFER, Double, item, make_request, refuses, serving
-from tests.frontends.http.sockets import until
 from tests.rings import subcases
 from tests.streaming_models import Count, Script
+from tests.waiting import until
 
 from weir.errors import Cancelled, ModelError
 from weir.frontends.grpc import inference as forms

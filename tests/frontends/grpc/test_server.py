@@ -15,10 +15,11 @@ import grpc
 import numpy
 import pytest
 from tests.frontends.grpc.kit import INFER, PREFACE, make_request, refuses, serving
-from tests.frontends.http.sockets import FILES, until
+from tests.frontends.http.sockets import FILES
 from tests.served import MODELS, Served
 from tests.served import until as wait_until
 from tests.text_models import tiny
+from tests.waiting import until
 
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, SettingsError

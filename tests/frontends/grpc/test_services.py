@@ -1,6 +1,8 @@
 """All other calls: health, metadata, configuration, reflection, and those that load, unload and share memory."""
 
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.frontends.grpc.kit import INFERENCE, Double, Rig, make_request, refuses, serving
+from tests.late import needs_kserve
+from tests.served import Served
 from tests.streaming_models import Count
 
 from weir.catalog.loading import ServiceMaker
@@ -215,3 +219,30 @@ async def test_shared_memory_is_off_unless_it_is_switched_on() -> None:
             {"inputs": [TENSOR]},
         ):
             await refuses(rig.call("ModelInfer", model_name="double", **fields), Code.PERMISSION_DENIED)
+
+
+ROOT = Path(__file__).parents[3]
+REPOSITORY = ROOT / "examples" / "repository"
+CLIENTS = Path(__file__).parent / "clients"
+MODELS = (
+    REPOSITORY / "simple" / "1" / "model.py:Simple",
+    REPOSITORY / "simple_string" / "1" / "model.py:SimpleString",
+    ROOT / "tests" / "streaming_models.py:Count",
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with Served(*MODELS, "--grpc-port", "0", "--allow-shared-memory") as served:
+        yield served.until_grpc().until_ready().grpc
+
+
+def check_client(client: str, address: str) -> None:
+    command = [sys.executable, "-W", "ignore", str(CLIENTS / client), address]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("client", ["standard.py", "triton.py", pytest.param("kserve_client.py", marks=needs_kserve)])
+def test_client(address: str, client: str) -> None:
+    check_client(client, address)

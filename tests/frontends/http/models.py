@@ -1,7 +1,5 @@
 """Models for the tests of HTTP."""
 
-import os
-import signal
 from email import message_from_bytes
 from typing import Any
 
@@ -171,15 +169,6 @@ class Upper(Model):
 
     def predict(self, batch: dict[str, "numpy.ndarray[Any, Any]"]) -> dict[str, "numpy.ndarray[Any, Any]"]:
         return {"text": numpy.array([b"\xff" if each == b"bad" else each.upper() for each in batch["text"]], object)}
-
-
-class Deadly(Model):
-    """Ends its worker process when told to."""
-
-    def predict(self, batch: list[Any]) -> list[Any]:
-        if "die" in batch:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return batch
 
 
 MODELS: list[type[Model]] = [Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Size, Square, Upload, Upper, Words]

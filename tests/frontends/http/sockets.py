@@ -6,7 +6,6 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +98,3 @@ class Client:
         """Close without a word: the server's next read fails."""
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when `condition` holds: it is asked in each of the next turns of the loop, then every millisecond."""
-    async with asyncio.timeout(100):
-        for turn in count():
-            if condition():
-                return
-            await asyncio.sleep(0.0 if turn < 100 else 0.001)

@@ -9,8 +9,9 @@ import httpx
 import pytest
 from tests.frontends.http import sockets
 from tests.frontends.http.fast.kit import Square, squared
-from tests.frontends.http.sockets import FILES, Client, until
+from tests.frontends.http.sockets import FILES, Client
 from tests.rings import subcases
+from tests.waiting import until
 from websockets.asyncio.client import connect
 
 import weir

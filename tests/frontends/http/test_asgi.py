@@ -12,8 +12,8 @@ import numpy
 import pytest
 from tests.frontends.http.models import Add, Echo, Square
 from tests.frontends.http.servers import Running, Serve, refusal
-from tests.frontends.http.sockets import until
 from tests.rings import subcases
+from tests.waiting import turns, until
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
@@ -287,8 +287,7 @@ async def test_who_leaves_when_all_is_done_cancels_nothing() -> None:
 
     asyncio.get_running_loop().call_later(0.0, both)
     assert await unless_left(done.wait(), leaves_then)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
 
 
 async def test_a_server_that_ends_is_no_caller_who_left() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.frontends.http.models import Echo
-from tests.frontends.http.sockets import until
 from tests.protocols.kserve.models import Vector
 from tests.rings import subcases
+from tests.waiting import until
 
 from weir import InvalidRequest, Model, Service
 from weir.catalog.registry import Registry

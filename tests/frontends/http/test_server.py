@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from tests.frontends.http.fast.kit import ArenaExecutor, always, hello, post, settled, squared
-from tests.frontends.http.sockets import FILES, GET, TLS, Client, serving, until
+from tests.frontends.http.sockets import FILES, GET, TLS, Client, serving
+from tests.waiting import turns, until
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
@@ -387,8 +388,7 @@ async def test_stop_tells_those_whose_request_has_not_arrived() -> None:
         for client, request in zip(clients, (post(b"345")[:-1], post(b"345")[:9], b""), strict=True):
             client.writer.write(request)
         await until(lambda: server.connections == 3)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         stopping = asyncio.ensure_future(server.stop())
         assert [(await client.rest())[9:12] for client in clients] == [b"503", b"503", b""]
         for client in clients:

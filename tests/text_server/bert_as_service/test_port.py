@@ -5,7 +5,7 @@ from typing import Any
 
 from structlog.testing import CapturingLogger
 from tests.frontends.http.fast.kit import FakeTransport, settled
-from tests.frontends.http.sockets import until
+from tests.waiting import until
 
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 from tests.workers.pools import started
 
 import weir
@@ -101,8 +102,7 @@ async def test_a_batch_that_fails_or_ends_the_process_fails_alone(gate: Any, how
         with pytest.raises(ModelError, match="cannot do that"):
             await service.infer("raise")
         culprit = asyncio.ensure_future(service.infer(how))
-        while service.state()["workers"][0]["restarts"] == 0:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0.005)
+        await until(lambda: service.state()["workers"][0]["restarts"] != 0)
         assert not any(each.done() for each in innocent)
         let_go()  # they run again, one at a time, as each might have been the cause
         assert [item for item, _ in await asyncio.gather(*innocent)] == ["wait", "wait"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 from tests.rings import spread
+from tests.waiting import until
 from tests.workers import models
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
@@ -133,14 +134,11 @@ async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_pat
     os.mkfifo(tmp_path / "go")
     pool, heard = make_pool(models.SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
     starting = asyncio.ensure_future(pool.start(heard))
-    async with asyncio.timeout(200):
-        while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
-            await asyncio.sleep(0.001)
-        pid = pool.states()[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        while pool.states()[0].state != "failed":  # noqa: ASYNC110  (the same)
-            await asyncio.sleep(0.001)
+    await until(lambda: pool.states() and pool.states()[0].state == "ready")
+    pid = pool.states()[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: pool.states()[0].state == "failed")
     await asyncio.to_thread((tmp_path / "go").write_text, "now")
     with pytest.raises(ModelError, match="signal 9"):
         await starting

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serving.kit import until
+from tests.waiting import until
 from tests.workers.models import Doubles, DoublesInPlace, Reports, ReportsToo, Unloadable, WithoutWeights
 
 from weir.catalog.loading import load_target

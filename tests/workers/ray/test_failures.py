@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from tests.waiting import until
 from tests.workers.models import Square
 from tests.workers.ray.clusters import Nodes, free_port, kill_actor
 from tests.workers.ray.conftest import Loop, actors
@@ -54,19 +54,12 @@ class Load:
     async def go_on(self) -> None:
         """Wait until each caller has two more answers: no request is left that has lost its worker before. One that loses two in a row, the second
         time when it runs alone, counts as the one that ends them."""
-        until = [count + 2 for count in self.answered]
-        await eventually(lambda: all(map(int.__ge__, self.answered, until)))
+        enough = [count + 2 for count in self.answered]
+        await until(lambda: all(map(int.__ge__, self.answered, enough)))
 
     async def end(self) -> None:
         self._over = True
         await asyncio.gather(*self._callers)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds, which other processes bring about."""
-    async with asyncio.timeout(50):
-        while not condition():  # noqa: ASYNC110 - it is another process that makes it hold
-            await asyncio.sleep(0.02)
 
 
 def serving(address: str, **options: Any) -> weir.Service:
@@ -100,9 +93,9 @@ async def test_actors_are_killed_in_a_loop_under_load(nodes: Nodes, loop: Loop) 
         load = Load(service)
         for kill in range(9):
             await load.go_on()
-            await eventually(partial(runs, states(service)[kill % 3]))
+            await until(partial(runs, states(service)[kill % 3]))
             kill_actor(service.executor, kill % 3)
-        await eventually(lambda: sum(worker.restarts for worker in states(service)) == 9 and all_ready(service))
+        await until(lambda: sum(worker.restarts for worker in states(service)) == 9 and all_ready(service))
         await load.go_on()
         await load.end()
         assert load.wrong == []
@@ -115,15 +108,15 @@ async def test_nodes_are_killed_and_added_under_load(nodes: Nodes, loop: Loop) -
             await load.go_on()
             victim = next(worker for worker in states(service) if worker.node not in (nodes.head, ""))
             await asyncio.to_thread(nodes.kill, nodes.by_id(victim.node))
-            await eventually(partial(lost, victim))
+            await until(partial(lost, victim))
             await load.go_on()  # by those that are left
-            await eventually(partial(waits, victim))
+            await until(partial(waits, victim))
             assert "2 nodes, 2 with a worker already" in victim.reason
             state = service.state()
             assert state["ready"]
             assert "2 of 3 workers are ready" in state["shortage"]
             added = nodes.add()
-            await eventually(lambda: all_ready(service))
+            await until(lambda: all_ready(service))
             assert victim.node == added.node_id
             assert service.state()["shortage"] == ""
         await load.go_on()
@@ -139,7 +132,7 @@ async def test_a_node_that_is_drained_gets_no_new_batch(nodes: Nodes, loop: Loop
         node = victim.node
         on_node = [worker for worker in states(service) if worker.node == node]
         await asyncio.to_thread(nodes.drain, node)
-        await eventually(lambda: all(worker.node not in (node, "") for worker in on_node) and all_ready(service))
+        await until(lambda: all(worker.node not in (node, "") for worker in on_node) and all_ready(service))
         assert [worker.restarts for worker in on_node] == [1] * len(on_node)
         await load.go_on()
         await load.end()
@@ -164,14 +157,14 @@ def test_ray_goes_away_and_comes_back() -> None:
                 answer == number * number or isinstance(answer, weir.ModelNotReady)
                 for number, answer in enumerate(results)
             )
-            await eventually(lambda: not service.ready)
+            await until(lambda: not service.ready)
             assert f"no Ray can be reached at {before.address}" in service.not_ready_reason
             with pytest.raises(weir.ModelNotReady, match="no Ray can be reached"):
                 await service.infer(4)
             after = Nodes(1, port)
-            await eventually(lambda: service.ready)
+            await until(lambda: service.ready)
             assert await service.infer(5) == 25
-            await eventually(lambda: all_ready(service))
+            await until(lambda: all_ready(service))
             return after
 
     after = asyncio.run(main())
@@ -206,7 +199,7 @@ def test_however_a_program_ends_no_actor_is_left(nodes: Nodes, how: signal.Signa
         assert program.stdout.readline() == "ready\n"
         assert len(actors() - before) == 3  # two of actors, and the driver
         program.send_signal(how)
-    asyncio.run(eventually(lambda: actors() == before))
+    asyncio.run(until(lambda: actors() == before))
 
 
 def test_a_ray_of_its_own_ends_with_the_program() -> None:
@@ -225,7 +218,7 @@ def test_a_ray_of_its_own_ends_with_the_program() -> None:
         while "no Ray address was given (--ray-address), so Ray was started" not in program.stderr.readline():
             assert program.poll() is None
         program.send_signal(signal.SIGKILL)
-    asyncio.run(eventually(lambda: not any(process.is_running() for process in began)))
+    asyncio.run(until(lambda: not any(process.is_running() for process in began)))
 
 
 def daemons(program: int) -> list[Any]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from tests.waiting import until
 from tests.workers.ray.certificates import certificate
 from tests.workers.ray.clusters import Nodes, end_detached, started
 from tests.workers.ray.conftest import Loop, actors
-from tests.workers.ray.test_failures import eventually
 from tests.workers.ray.test_pool import Doubled
 
 import weir
@@ -95,7 +95,7 @@ async def test_each_server_of_detached_actors_has_a_connection_of_its_own(nodes:
             mapped = {worker: memory_shared_with(pid) for worker, pid in enumerate(pids)}
             (near,) = [worker for worker, names in mapped.items() if names]  # the others are on other nodes
             assert mapped[near] == ["weir-requests-tried", f"weir-results-tried-{near}"]
-        await eventually(partial(unshared, pids))  # it is given back when a server leaves
+        await until(partial(unshared, pids))  # it is given back when a server leaves
     assert len(await asyncio.to_thread(end_detached, nodes.address, "met")) == 3
 
 
@@ -140,7 +140,7 @@ def test_detached_workers_outlive_servers_that_are_killed_or_stand_still(nodes: 
     assert len(first - before) == 2
     assert first == second == third
     assert sorted(end_detached(nodes.address, "prod")) == ["tick/0", "tick/1"]
-    asyncio.run(eventually(lambda: actors() == before))
+    asyncio.run(until(lambda: actors() == before))
 
 
 # Two nodes that speak TLS. What it prints: the answers of the workers on both, and how a server without certificates ends.
@@ -203,4 +203,4 @@ def test_an_actor_that_cannot_be_reached_is_refused_with_the_reason(nodes: Nodes
         with pytest.raises(weir.ModelError, match=rf"no connection to node \w+ at .*{elsewhere}.*directly"):
             asyncio.run(weir.Service(Doubled, executor=executor, max_batch_size=1).start())
         end_detached(nodes.address, "far")  # those that could be reached
-        asyncio.run(eventually(lambda: actors() == before))
+        asyncio.run(until(lambda: actors() == before))

@@ -404,7 +404,7 @@ def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
 
 
 def _read_text_tower(config: JsonDocument, known: dict[str, Any]) -> Architecture:
-    """Read the text tower of CLIP or SigLIP, whose configuration has no defaults left (see towers.py)."""
+    """Read the text tower of CLIP or SigLIP, whose configuration has no defaults left (see heads.py)."""
     return Architecture(
         **known,
         max_length=config.integer("max_position_embeddings"),

@@ -18,12 +18,17 @@ from weir.text_models import DEFAULT_COMPUTING, ComputingSettings, Pooling
 from weir.text_models.checkpoint.configuration import read_architecture, read_family
 from weir.text_models.checkpoint.families import MODEL2VEC, OWN_POSITIONS, SIZES, Architecture
 from weir.text_models.checkpoint.heads import (
+    REFUSED,
+    TOWERS,
     Dense,
     ModelHeads,
     TokenHead,
+    VisionTower,
     is_token_classifier,
     read_heads,
     read_responses,
+    read_vision,
+    tower_config,
 )
 from weir.text_models.checkpoint.onnx_files import (
     RUNTIME,
@@ -35,8 +40,6 @@ from weir.text_models.checkpoint.onnx_files import (
     read_onnx_file,
     store_of,
 )
-from weir.text_models.checkpoint.towers import DEFAULTS as TOWERS
-from weir.text_models.checkpoint.towers import REFUSED, VisionTower, read_vision, tower_config
 from weir.text_models.checkpoint.weights import (
     PICKLED_WEIGHTS,
     STATIC_MODULE,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from tests.fakes import RecordingObserver
+from tests.waiting import turns
 from tests.workers.models import Square as Square
 
 from weir.catalog.registry import Registry
@@ -268,8 +269,7 @@ def always(output: Any) -> Callable[[list[Any]], list[Any]]:
 
 async def settled(times: int = 1) -> None:
     """Return when the loop has had enough turns for all that is ready to happen, and for what follows of it so many `times`."""
-    for _ in range(12 * times):
-        await asyncio.sleep(0)
+    await turns(12 * times)
 
 
 def post(body: bytes = b"3", *headers: str, path: str = "/infer/square", host: str = "Host: test") -> bytes:
