@@ -211,16 +211,6 @@ def only(config: list[str] | None) -> str | None:
 _AS_GIVEN = (bool, str, list[bool], list[str])
 
 
-def _keep_as_given(params: Iterable[Any]) -> None:
-    """Let typer pass on words and switches as they are. It would load pydantic to look at each of a hundred options that
-    nobody has written, which takes a quarter of a server's start.
-    """
-    for each in params:
-        described = getattr(each, "type_descriptor", None)
-        if described and described.annotation in _AS_GIVEN and not (each.required or described.parameter_info.parser):
-            each.process_value = partial(_as_given, each)
-
-
 def _as_given(own: Any, context: Any, value: Any) -> Any:
     """Return the value of the parameter `own`; see click's Parameter.process_value."""
     if own.multiple or own.nargs == -1:
@@ -228,40 +218,46 @@ def _as_given(own: Any, context: Any, value: Any) -> Any:
     return value if own.callback is None else own.callback(context, own, value)
 
 
-def _without_type(help_option: Any) -> Any:
-    if help_option is not None:
-        help_option.metavar = " "
-    return help_option
-
-
-class CommandGroup(TyperGroup):
-    """A group of commands."""
-
-    def get_params(self, context: Any) -> Any:
-        """Return the parameters of the group itself; see click's Command.get_params."""
-        found = super().get_params(context)
-        _keep_as_given(found)
-        return found
-
-    def get_help_option(self, context: Any) -> Any:
-        """Return the option --help without a type; see click's Command.get_help_option."""
-        return _without_type(super().get_help_option(context))
-
-
-class Command(TyperCommand):
-    """A command whose `--help` shows the options that people use most, and `--help=WHAT` all, those of a heading, or
-    those with a word.
+class _TakesWords:
+    """Lets typer pass on words and switches as they are. It would load pydantic to look at each of a hundred options that nobody
+    has written, which takes a quarter of a server's start.
     """
 
     def get_params(self, context: Any) -> Any:
         """Return all parameters; see click's Command.get_params."""
-        found = super().get_params(context)
-        _keep_as_given(found)
+        command: Any = super()
+        found = command.get_params(context)
+        for each in found:
+            described = getattr(each, "type_descriptor", None)
+            if (
+                described
+                and described.annotation in _AS_GIVEN
+                and not (each.required or described.parameter_info.parser)
+            ):
+                each.process_value = partial(_as_given, each)
         return found
 
     def get_help_option(self, context: Any) -> Any:
+        """Return the option --help without a type; see click's Command.get_help_option."""
+        command: Any = super()
+        found = command.get_help_option(context)
+        if found is not None:
+            found.metavar = " "
+        return found
+
+
+class CommandGroup(_TakesWords, TyperGroup):
+    """A group of commands."""
+
+
+class Command(_TakesWords, TyperCommand):
+    """A command whose `--help` shows the options that people use most, and `--help=WHAT` all, those of a heading, or
+    those with a word.
+    """
+
+    def get_help_option(self, context: Any) -> Any:
         """Return the option --help, whose own help says what else there is; see click's Command.get_help_option."""
-        found = _without_type(super().get_help_option(context))
+        found = super().get_help_option(context)
         if found is not None and any(each.hidden for each in self._options()):
             found.help = _MORE_HELP
         return found

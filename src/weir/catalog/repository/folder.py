@@ -548,21 +548,31 @@ class Settling:
         return done
 
 
-class Watcher:
-    """Watches `folder`, and has `manager` load and unload models whose files have not changed for `quiet` seconds of `clock`."""
+class FileWatch:
+    """Has `manager` load models again whose files have not changed for `quiet` seconds of `clock`."""
+
+    def __init__(self, manager: "Manager", quiet: float, clock: Callable[[], float]) -> None:
+        self._manager = manager
+        self._settling = Settling(quiet)
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        raise NotImplementedError  # each looks in its own way
+
+
+class Watcher(FileWatch):
+    """Watches `folder`, whose models it loads and unloads; see FileWatch."""
 
     def __init__(
         self,
         folder: FolderRepository,
         manager: "Manager",
-        *,
         quiet: float = QUIET,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
+        super().__init__(manager, quiet, clock)
         self._folder = folder
-        self._manager = manager
-        self._settling = Settling(quiet)
         self._known = set(folder.names())  # without models that were added later and could not be loaded
 
     async def run(self) -> None:
@@ -639,23 +649,14 @@ def load_library() -> Any:
     return watchfiles
 
 
-class TargetWatcher:
-    """Has `manager` load a model again when the file of its target has not changed for `quiet` seconds of `clock`.
+class TargetWatcher(FileWatch):
+    """Watches the files of targets; see FileWatch.
 
     It looks by itself, because a TARGET has few files and watchfiles may not be installed.
     """
 
-    def __init__(
-        self,
-        targets: Mapping[str, str],
-        manager: "Manager",
-        *,
-        quiet: float = QUIET,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._manager = manager
-        self._settling = Settling(quiet)
+    def __init__(self, targets: Mapping[str, str], manager: "Manager") -> None:
+        super().__init__(manager, QUIET, time.monotonic)
         found = {name: file_of_target(target) for name, target in targets.items()}
         self._files = {name: path for name, path in found.items() if path is not None}
         self._seen = {name: self._look(name) for name in self._files}
@@ -704,7 +705,7 @@ def file_of_target(target: str) -> Path | None:
 
 
 @asynccontextmanager
-async def watching(watchers: Sequence[Watcher | TargetWatcher]) -> AsyncIterator[None]:
+async def watching(watchers: Sequence[FileWatch]) -> AsyncIterator[None]:
     """Run `watchers` while the block runs."""
     tasks = [in_background(watcher.run(), "a watch of model files") for watcher in watchers]
     try:
