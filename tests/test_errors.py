@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import socket
+import ssl
 import traceback
 import tracemalloc
 from typing import Any
@@ -169,3 +171,22 @@ def test_an_error_about_a_field_that_is_renamed_keeps_its_message() -> None:
     error = errors.InvalidRequest("prompt, instruction: only one of them may be given").about("instruction")
     renamed = error.renamed({"instruction": "task"})
     assert (renamed.field, renamed.message) == ("task", error.message)
+
+
+@subcases(
+    ("error", "reason"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "weir.toml"), "No such file or directory"),
+        (OSError(111, "Connect call failed ('127.0.0.1', 9)"), "Connection refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (
+            ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
+            "[SSL: WRONG_VERSION_NUMBER] wrong version number",
+        ),
+        (KeyError("table"), "'table' is missing"),
+        (ValueError("no number"), "no number"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_a_reason_has_neither_number_nor_file(error: Exception, reason: str) -> None:
+    assert errors.reason_of(error) == reason

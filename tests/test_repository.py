@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 from tests.catalog.repository.shelf import plain, write
-from tests.served import MODELS, serving, weir
+from tests.served import MODELS, Served, serving, weir
 
 from weir import SettingsError
 from weir.app import App
@@ -138,3 +138,8 @@ def test_what_cannot_be_read_is_refused(where: str) -> None:
             if superuser:
                 os.seteuid(0)
             (root / where).chmod(0o755)
+
+
+def test_a_repository_without_models_is_served_with_a_warning(tmp_path: Path) -> None:
+    with Served("--model-repository", tmp_path) as served:
+        served.until_logged(r"\[warning.* has no model; each folder in it is one")

@@ -318,7 +318,11 @@ class App:
         loading.result()
         gc.collect()
         gc.freeze()  # the present objects stay: the collector need not visit them again
-        self._logger.info("ready", models=list(self.registry.services))
+        models = list(self.registry.services)
+        self._logger.info("ready", models=models)
+        given = self.settings.repository
+        if given.model_repository and not (models or given.on_demand or given.load):
+            self._logger.warning(f"model_repository={given.model_repository!r}: has no model; each folder in it is one")
         return True
 
     async def _start(self) -> None:

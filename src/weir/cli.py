@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from weir.commands.options import (
     settings_parameters,
     with_signature,
 )
-from weir.errors import ModelError, SettingsError, WeirError, add_extra, printable
+from weir.errors import ModelError, SettingsError, WeirError, add_extra, printable, reason_of
 from weir.settings import TRUST, Declared, Settings, declared_settings
 from weir.telemetry.output import open_standard_descriptors
 
@@ -51,6 +52,9 @@ _EXTRAS: Mapping[str, str] = MappingProxyType(
 def main() -> None:
     """Run the command line and end the process with its exit code. This is the entry point of the distribution."""
     open_standard_descriptors()
+    if isinstance(sys.stdout, TextIOWrapper):
+        with suppress(OSError):  # where it was a file and is a pipe now
+            sys.stdout.reconfigure(errors="replace")  # tables have characters that not every encoding has
     try:
         code = command_line(sys.argv[1:])(standalone_mode=False)
     except SettingsError as error:
@@ -61,8 +65,10 @@ def main() -> None:
         with suppress(OSError):
             typer.echo(error.remote_traceback, err=True, nl=bool(error.remote_traceback))
         code = _complain(printable(error.message), FAILED)  # what the model raised may have several lines
-    except (WeirError, OSError) as error:
+    except WeirError as error:
         code = _complain(str(error), FAILED)
+    except OSError as error:
+        code = _complain(f"{error.filename}: {reason_of(error)}" if error.filename else reason_of(error), FAILED)
     except ModuleNotFoundError as error:
         if (extra := _EXTRAS.get(str(error.name).partition(".")[0])) is None:
             raise

@@ -29,6 +29,8 @@ The codes of HTTP and gRPC are in wire/status.py.
 """
 
 import copy
+import errno
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -365,6 +367,19 @@ def _inner(kind: Any) -> list[str]:
 def add_extra(extra: str) -> str:
     """Return how to install an extra. It works wherever Weir came from, since pip keeps the Weir that is installed."""
     return f"add Weir's extra {extra!r}: pip install 'weir-serving[{extra}]'"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, without the number and the file name that the text of an OSError has: the message names them."""
+    if verified := getattr(error, "verify_message", ""):  # of a certificate
+        return str(verified)
+    number: Any = (
+        None if type(error).__module__ == "ssl" else getattr(error, "errno", None)
+    )  # OpenSSL has its own numbers
+    if number in errno.errorcode:
+        return os.strerror(number)  # the event loop's own text, "Connect call failed", gives no reason
+    text = f"{error} is missing" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)
+    return text or type(error).__name__
 
 
 def printable(text: str) -> str:

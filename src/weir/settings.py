@@ -30,7 +30,7 @@ from weir.catalog.sources import (
     platform_of_target,
 )
 from weir.config import Checked, Rule, from_text, from_texts, from_toml, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc import GrpcSettings
 from weir.jobs import JobSettings
@@ -444,7 +444,7 @@ def _read_file(
     try:
         document = _document_in(Path(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{source}: cannot be read: {error}") from error
+        raise SettingsError(f"{source}: cannot be read: {reason_of(error)}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: must be TOML: {error}") from error
     tables = document.pop("models", {})

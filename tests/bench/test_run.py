@@ -297,7 +297,7 @@ def test_a_closed_loop_has_no_schedule() -> None:
 
 
 def test_wrong_settings_say_what_is_wrong() -> None:
-    assert "state no rate; give --rate" in refused()
+    assert "has no rate; give --rate" in refused()
     assert "a load needs a profile" in refused(arrivals="poisson:0.7")
     assert "state their own rate; give only one of them" in refused(arrivals="poisson:rate=5", rate=5.0)
     assert "must be one of poisson" in refused(arrivals="pois", rate=5.0)

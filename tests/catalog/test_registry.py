@@ -175,7 +175,7 @@ class Weightless(Untried):
     ("model", "what"),
     [
         (Deviceless, "faulty: device='cuda:3': torch sees 0 GPUs here"),
-        (Untried, "faulty: warm-up, example 0 of 1 at once: predict raised ValueError: no weights"),
+        (Untried, "warm-up of 'faulty', example 0 in a batch of 1: predict raised ValueError: no weights"),
         (Weightless, "worker 0 of 'faulty'"),
     ],
 )

@@ -168,6 +168,16 @@ def test_no_client_is_made_with_none(client: Callable[..., Any], scheme: str) ->
         client(NOBODY.replace("http", scheme), timeout=0)
 
 
+def test_an_address_of_grpc_may_have_its_scheme() -> None:
+    for scheme in ("grpc", "grpcs"):
+        with clients.GrpcClient(f"{scheme}://127.0.0.1:9", timeout=5) as client, pytest.raises(clients.Unreachable):
+            client.server_metadata()
+    with pytest.raises(
+        SettingsError, match=r"address='http://127.0.0.1:9': must be HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+    ):
+        clients.GrpcClient("http://127.0.0.1:9")
+
+
 async def test_no_call_begins_with_none() -> None:
     with clients.HttpClient(NOBODY) as client:
         for ask in (
@@ -177,6 +187,10 @@ async def test_no_call_begins_with_none() -> None:
         ):
             with pytest.raises(InvalidRequest, match="timeout=0:"):
                 ask()
+        with pytest.raises(
+            TypeError, match=r"timout: unknown option of a request; the options are version, .*, timeout, bulk"
+        ):
+            client.infer("doubles", ONE, timout=5)  # type: ignore[call-overload]  # as people mistype it
     async with clients.AsyncHttpClient(NOBODY) as awaited:
         with pytest.raises(InvalidRequest, match="timeout=-1:"):
             await awaited.infer("doubles", ONE, timeout=-1)

@@ -223,7 +223,7 @@ def test_the_nearest_pictures_are_shown(tmp_path: Path) -> None:
 @subcases(
     ("words", "said"),
     [
-        (("nothing.txt", "a"), "nothing.txt: cannot be read: [Errno 2] No such file or directory: 'nothing.txt'"),
+        (("nothing.txt", "a"), "nothing.txt: cannot be read: No such file or directory"),
         ((__file__, ""), "QUERY: is empty, must be a text"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.policy.banks import searched
 from tests.rings import subcases
-from tests.served import weir_here
+from tests.served import weir, weir_here
 
 from weir.policy.cost.profile import GOOGLENET_P4
 
@@ -97,6 +97,11 @@ def test_what_is_wrong_is_reported_in_one_line(profile: Path, arguments: list[st
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_table_is_printed_in_any_encoding(profile: Path) -> None:
+    done = weir("simulate", profile, "--policy", "greedy", "--requests", 1_000, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "") and " ? " in done.stdout
 
 
 def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None:

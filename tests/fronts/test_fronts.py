@@ -321,7 +321,10 @@ def test_bad_settings_and_addresses_of_others_are_refused_by_one_line(tmp_path: 
         for arguments, says in (
             (("--fronts", 0), "must be 1 or more, or auto"),
             (("--fronts", "many"), "must be 1 or more, or auto"),
-            (("--tls-certfile", missing), "not a usable certificate and key: [Errno 2] No such file or directory"),
+            (
+                ("--tls-certfile", missing),
+                "must be a certificate and its private key, both PEM (No such file or directory)",
+            ),
             (("--uds", path), "cannot listen there: Address already in use"),
             (("--port", port), f"port={port}: cannot listen there: Address already in use"),
             (("--port", shared), f"port={shared}: cannot listen there: Address already in use"),

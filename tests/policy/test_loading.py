@@ -67,7 +67,7 @@ def test_the_grammar(text: str, policy: Policy) -> None:
     [
         (
             "greed",
-            "'greed': must be one of greedy, size-or-delay, full, control-limit, auto, FILE.npz, or module:Class",
+            "'greed': must be one of greedy, size-or-delay, full, control-limit, auto, FILE.npz, or module:Class; did you mean greedy?",
         ),
         ("no_module_so_named:X", "no rule and no module 'no_module_so_named'; the rules are greedy, size-or-delay"),
         ("json.nothing:X", "no rule and no module 'json.nothing'"),

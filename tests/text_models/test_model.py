@@ -364,5 +364,5 @@ def test_a_model_whose_examples_have_such_numbers_does_not_start(
     monkeypatch.setattr(
         "weir.text_models.model.open_runtime", lambda *given: OddRuntime(open_runtime(*given), of_every_text, np.nan)
     )
-    with pytest.raises(ModelError, match=r"warm-up, example 0 .*NaN or infinite"):
+    with pytest.raises(ModelError, match=r"warm-up of .*, example 0 .*NaN or infinite"):
         loaded(directory, cache)

@@ -123,7 +123,9 @@ def _arrivals(settings: LoadSettings) -> Arrivals:
     if stated and rate is not None:
         raise SettingsError(f"rate={rate:g}: arrivals={text!r} state their own rate; give only one of them")
     if not stated and rate is None:
-        raise SettingsError(f"arrivals={text!r}: state no rate; give --rate (requests per second)")
+        raise SettingsError(
+            f"arrivals={text!r}: has no rate; give --rate (requests per second), or --concurrency for a closed loop"
+        )
     return parse_arrivals(text if stated else f"{name}:{','.join([f'rate={rate!r}', *parts])}")
 
 

@@ -482,7 +482,7 @@ def _check_arguments(service: Service) -> None:
         signature.bind(**service.params)
     except TypeError as error:
         raise SettingsError(
-            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.facts.model.__name__} takes {signature}"
+            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.facts.model.__name__} takes {signature.replace(return_annotation=signature.empty)}"
         ) from error
 
 

@@ -372,7 +372,10 @@ class ModelCall:
         self._takes_items: dict[tuple[str, str], bool] = {}
 
     def prepare(self, model: str, value: Any, extras: RequestExtras) -> Program[Prepared]:
-        """Return the request for `value`. Raises InvalidRequest for a value that cannot be sent."""
+        """Return the request for `value`. Raises InvalidRequest for a value that cannot be sent, and TypeError for an unknown option."""
+        if unknown := extras.keys() - RequestExtras.__annotations__:
+            known = ", ".join(RequestExtras.__annotations__)
+            raise TypeError(f"{min(unknown)}: unknown option of a request; the options are {known}")
         if not is_tensors(value) and (yield from self._is_of_items(model, extras.get("version", ""))):
             return Prepared(item_request(model, value, extras), item_result)
         return Prepared(request_of(model, value, extras), Result)

@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from weir.client.calls import Calls, Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
 from weir.client.methods import AsyncClient, Client, PerLoop
-from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
+from weir.errors import DeadlineExceeded, InvalidRequest, SettingsError, WeirError
 from weir.wire.data_plane import DATA_PLANE
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
@@ -99,7 +99,7 @@ class OverGrpc:
     """The base class of the clients of a server's gRPC address. Each has the class of its `transport`.
 
     Arguments:
-        address: HOST:PORT.
+        address: HOST:PORT; grpcs://HOST:PORT uses TLS, with the system's certificates unless `credentials` are given.
         timeout: seconds for each call that has no timeout of its own.
         token: the control token, for the calls that need it.
         retry: which calls are sent again; by default Retry().
@@ -118,7 +118,12 @@ class OverGrpc:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         made: Any = super()
-        transport = type(self).transport(address, _metadata(token), credentials)
+        scheme, separator, place = address.rpartition("://")
+        if separator and scheme not in ("grpc", "grpcs"):
+            raise SettingsError(f"address={address!r}: must be HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT")
+        if scheme == "grpcs" and credentials is None:
+            credentials = grpc.ssl_channel_credentials()
+        transport = type(self).transport(place, _metadata(token), credentials)
         made.__init__(GrpcCalls(), transport, timeout=timeout, retry=retry)
 
 

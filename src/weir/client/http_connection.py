@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from errno import errorcode
 from threading import BoundedSemaphore
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -24,7 +23,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from weir.client.calls import ConnectionLost, Silence, Unreachable, error_of_status
-from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError
+from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError, reason_of
 from weir.wire.inference import ERROR_NAME
 
 
@@ -654,15 +653,6 @@ def failing(url: str) -> Iterator[None]:
 
 def _late(url: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"{url}: no response in time")
-
-
-def reason_of(error: OSError) -> str:
-    """Return the reason of a failed connection in the system's words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    # The event loop's own text, "Connect call failed", gives no reason.
-    known = error.errno is not None and error.errno in errorcode
-    return os.strerror(error.errno or 0) if known else str(error) or type(error).__name__
 
 
 def headers_with(token: str | None) -> dict[str, str]:

@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Run the requests in FILE on the models TARGET..., and write the results to a file in the order of the requests.
 
-    An interrupted run, even by a power cut, continues when you start it again. Failed requests go to OUTPUT with the suffix
-    .errors.jsonl, and the exit code is then 1.
+    An interrupted run, even by a power cut, continues when you start it again. If requests fail, their errors go to
+    a file next to OUTPUT that ends in .errors.jsonl, and the exit code is 1.
     """
     from weir.jobs import JobSettings
     from weir.jobs.offline import Source, check_source

@@ -29,7 +29,7 @@ from weir.commands.options import (
     write_atomically,
     write_json,
 )
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 from weir.settings import Settings, declared_settings
 from weir.text_models import TextSettings
 from weir.text_server.server_settings import (
@@ -250,7 +250,7 @@ def _words(file: Path) -> list[str]:
     try:
         words = [word for word in file.read_text(encoding="utf-8").split("\n") if word.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--client-vocab-file={file}: cannot be read ({error})") from None
+        raise SettingsError(f"--client-vocab-file={file}: cannot be read ({reason_of(error)})") from None
     if not words:
         raise SettingsError(f"--client-vocab-file={file}: must have words, one per line")
     return words

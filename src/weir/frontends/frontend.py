@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import Checked, setting
-from weir.errors import SettingsError, printable
+from weir.errors import SettingsError, printable, reason_of
 from weir.messages import Observer
 from weir.plugins import Plugins
 from weir.protocols import HttpSettings
@@ -100,11 +100,8 @@ class FrontendSettings(Protocol):
 
 def cannot_listen(where: str, error: OSError, port: int = 0) -> SettingsError:
     """Return the error for an address, of which `where` says the settings, at which nothing can listen. `port` is its TCP port, if it has one."""
-    has_number = error.errno and not isinstance(error, socket.gaierror)  # whose numbers are not those of `os.strerror`
-    reason = os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
-    return SettingsError(
-        f"{where}: cannot listen there: {reason}{taken(port) if port and error.errno == errno.EADDRINUSE else ''}"
-    )
+    holder = taken(port) if port and error.errno == errno.EADDRINUSE else ""
+    return SettingsError(f"{where}: cannot listen there: {reason_of(error)}{holder}")
 
 
 def taken(port: int) -> str:

@@ -14,8 +14,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
-from weir.client.http_connection import ResponseReader, reason_of, tls_context
-from weir.errors import InvalidRequest
+from weir.client.http_connection import ResponseReader, tls_context
+from weir.errors import InvalidRequest, reason_of
 from weir.images import ImageLimits, check_bytes
 
 SCHEMES = ("http://", "https://")

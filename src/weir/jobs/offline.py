@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.errors import InvalidRequest, SettingsError, add_extra
+from weir.errors import InvalidRequest, SettingsError, add_extra, reason_of
 from weir.jobs import JobSettings
 from weir.jobs.running import NO_REQUESTS, Ask, JobContext, JobRunner, begin_of_text, check_endpoint
 from weir.jobs.store import ACTIVE, Disk, Job, JobStore
@@ -79,7 +79,7 @@ def check_source(source: Source) -> None:
         if kind != ".jsonl":
             next(_csv_values(source) if kind == ".csv" else _parquet_values(source), None)
     except OSError as error:
-        raise SettingsError(f"{source.path}: cannot be read: {error.strerror or error}") from error
+        raise SettingsError(f"{source.path}: cannot be read: {reason_of(error)}") from error
 
 
 async def run(
@@ -113,7 +113,9 @@ async def run(
             raise SettingsError(f"{source.path}: {errors or job.status}")
         return await runner.use(_placed, store, job, output, directory)
     except (OSError, sqlite3.Error) as error:
-        raise SettingsError(f"{directory}: {error}; fix this and run the same command again to continue") from error
+        raise SettingsError(
+            f"{directory}: {reason_of(error)}; fix this and run the same command again to continue"
+        ) from error
     finally:
         begun = bool(await runner.use(store.jobs, after=None, limit=1))
         await runner.stop()

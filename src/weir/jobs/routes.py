@@ -19,7 +19,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weir.errors import Cancelled, Draining, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WeirError
+from weir.errors import (
+    Cancelled,
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    UnsupportedMediaType,
+    WeirError,
+    reason_of,
+)
 from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_slow, unless_left
 from weir.jobs.running import JobContext, JobRunner, check_endpoint
 from weir.jobs.store import Disk, Job, JobStore, StoredFile
@@ -464,8 +473,9 @@ def _responding(handler: Handler) -> Handler:
 
 
 def _no_room(error: Exception) -> Overloaded:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return Overloaded(f"batch_dir: the server cannot keep files and jobs there now ({reason})", retry_after=60.0)
+    return Overloaded(
+        f"batch_dir: the server cannot keep files and jobs there now ({reason_of(error)})", retry_after=60.0
+    )
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
+from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge, reason_of
 from weir.jobs import JobSettings
 
 _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}  # the errors of file systems that do not make names durable
@@ -186,7 +186,7 @@ class JobStore:
                 self._database.executescript(_SCHEMA)
                 opened.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise SettingsError(f"batch_dir={str(directory)!r}: cannot be used: {error}") from error
+            raise SettingsError(f"batch_dir={str(directory)!r}: cannot be used: {reason_of(error)}") from error
 
     def close(self) -> None:
         """Close the database, and let another process run the jobs. Idempotent."""

@@ -8,12 +8,13 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Union, get_args, get_origin
 
 from weir.config import parse_duration
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 from weir.plugins import Plugins
 from weir.policy.decision import ControlLimit, FullBatches, Greedy, Policy, PolicyBase, SizeOrDelay, complete
 
@@ -159,7 +160,9 @@ def _from_text(text: str) -> Any:
     if name in POLICIES:
         return _made(POLICIES.load(name), arguments, text)
     if arguments is None:
-        raise SettingsError(f"policy={text!r}: must be one of {', '.join(_known())}, or module:Class")
+        nearest = get_close_matches(name, _known(), n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise SettingsError(f"policy={text!r}: must be one of {', '.join(_known())}, or module:Class{hint}")
     attribute, separator, rest = rest.partition(":")
     module = _guarded(lambda: _module(name, text), text)
     if not hasattr(module, attribute):
@@ -174,8 +177,7 @@ def _solved(path: Path, text: str) -> Policy:
     try:
         data = path.read_bytes()
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise SettingsError(f"policy={text!r}: {str(path.absolute())!r} cannot be read: {reason}") from None
+        raise SettingsError(f"policy={text!r}: {str(path.absolute())!r} cannot be read: {reason_of(error)}") from None
     return SolvedPolicy(Bank.from_bytes(data, f"policy={text!r}"))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 from weir.config import POSITIVE, check, setting
-from weir.errors import SettingsError, WeirError
+from weir.errors import SettingsError, WeirError, reason_of
 from weir.messages import JSON, OBJECT
 from weir.model import Example, Measure, Model, is_batched, is_tensor_model, overrides
 from weir.wire.values import UNWRITABLE, decode, encode
@@ -213,7 +213,7 @@ def read_items(path: Path) -> list[Any]:
     try:
         items = _items(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"items={path}: cannot be read: {error}") from error
+        raise SettingsError(f"items={path}: cannot be read: {reason_of(error)}") from error
     if not items:
         raise SettingsError(f"items={path}: has no items")
     return items

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Checked, Rule, parse_duration, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 
 # Recorded arrivals, as CSV: the header `arrival_s,rows`, then one line per request in the order of arrival.
 #
@@ -34,7 +34,7 @@ def read_trace(path: str | Path) -> tuple[Floats, Ints]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"trace {str(path)!r} cannot be read: {error}") from error
+        raise SettingsError(f"trace {str(path)!r} cannot be read: {reason_of(error)}") from error
     header = tuple(cell.strip() for cell in lines[0].split(",")) if lines else ()
     if header not in (HEADER, HEADER[:1]):
         raise SettingsError(f"{path}, line 1: must be the header {','.join(HEADER)}; is {','.join(header)!r}")

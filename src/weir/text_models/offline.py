@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 from weir.images import Picture
 from weir.text_models.model import TextEncoder
 from weir.text_models.packing import unit_vectors
@@ -92,7 +92,7 @@ def read_texts(path: Path) -> list[str]:
             raise SettingsError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
         content = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
+        raise SettingsError(f"{path}: cannot be read: {reason_of(error)}") from error
     parse = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _table, ".tsv": _table}.get(path.suffix, _lines)
     found: list[str] = []
     for number, text in parse(path, content):

@@ -15,7 +15,7 @@ import orjson
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from weir.errors import InvalidRequest, SettingsError, brief
+from weir.errors import InvalidRequest, SettingsError, brief, reason_of
 from weir.wire.schema import any_of
 
 
@@ -103,7 +103,7 @@ def read_ranges(path: Path, dimensions: int) -> NDArray[Any]:
     try:
         found = numpy.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise SettingsError(f"ranges={str(path)!r}: cannot be read: {error}") from None
+        raise SettingsError(f"ranges={str(path)!r}: cannot be read: {reason_of(error)}") from None
     if not (
         isinstance(found, numpy.ndarray)
         and found.ndim == 2

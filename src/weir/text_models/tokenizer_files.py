@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.errors import SettingsError, add_extra
+from weir.errors import SettingsError, add_extra, reason_of
 from weir.text_models.formats import JsonDocument, Malformed, fields, read_document, read_optional
 from weir.text_models.texts import TokenizerOptions
 
@@ -192,7 +192,7 @@ def from_wordpiece(directory: Path, config: JsonDocument, options: TokenizerOpti
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from None
+        raise SettingsError(f"{path}: cannot be read: {reason_of(error)}") from None
     if lines[-1] == "":
         lines.pop()
     vocabulary = {token: number for number, token in enumerate(lines)}

@@ -267,7 +267,9 @@ class TestStart:
     async def test_an_unusable_certificate(self) -> None:
         for certificate in ("missing.pem", "key.pem"):
             server = listener(tls_certfile=str(TLS / certificate))
-            with pytest.raises(SettingsError, match=rf"tls_certfile='.*{certificate}'.*: not a usable certificate"):
+            with pytest.raises(
+                SettingsError, match=rf"tls_certfile='.*{certificate}'.*: must be a certificate and its private key"
+            ):
                 await server.start()
             await server.stop()
 

@@ -438,10 +438,11 @@ def _outline(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """Yield a line for each value that is known, those of a mapping further to the right, and of a long list the beginning."""
     for key, each in value.items():
         if isinstance(each, Mapping):
-            yield f"{indent}{key}:\n"
-            yield from _outline(each, indent + "  ")
+            lines = list(_outline(each, indent + "  "))
+            yield from [f"{indent}{key}:\n", *lines] if lines else []
         elif each is not None:
-            yield f"{indent}{key}: {each if isinstance(each, str) else brief(each, 100)}\n"
+            shown = each if isinstance(each, str) else brief(each, 100)
+            yield f"{indent}{key}: {shown}{'' if len(shown) < 100 else ' ...'}\n"
 
 
 def _unread(name: str, reason: str) -> documents.ModelLine:

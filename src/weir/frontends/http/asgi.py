@@ -627,9 +627,10 @@ def refusals_of(endpoints: Sequence[HttpEndpoint]) -> dict[str, Refuse]:
 def listed(routes: Sequence[Any], prefix: str) -> str:
     """Return the methods and paths of those `routes` that begin with `prefix`, as a list for people."""
     found = [each for route in routes if isinstance(route, EndpointRoute) for each in route.endpoints.values()]
-    return ", ".join(
+    known = [
         f"{each.method} {each.shown_path}" for each in found if each.method != ANY and each.path.startswith(prefix)
-    )
+    ]
+    return ", ".join(dict.fromkeys(known))
 
 
 # The paths of probes, which have no key.

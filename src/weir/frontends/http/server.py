@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from weir.errors import Overloaded, SettingsError, bounded
+from weir.errors import Overloaded, SettingsError, bounded, reason_of
 from weir.frontends.frontend import cannot_listen, listen
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.asgi import OPEN
@@ -82,7 +82,8 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.tls_certfile, settings.tls_keyfile)
     except (OSError, ssl.SSLError) as error:
         files = f"tls_certfile={settings.tls_certfile!r}, tls_keyfile={settings.tls_keyfile!r}"
-        raise SettingsError(f"{files}: not a usable certificate and key: {error}") from error
+        rule = "must be a certificate and its private key, both PEM"
+        raise SettingsError(f"{files}: {rule} ({reason_of(error)})") from error
     return context
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 
 Floats = NDArray[np.float64]
 
@@ -200,7 +200,7 @@ class Profile:
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-            raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
+            raise SettingsError(f"{source}: must be a profile made by `weir profile`: {reason_of(error)}") from error
 
 
 def read_profile(path: str | Path, source: str | None = None) -> Profile:
@@ -211,7 +211,7 @@ def read_profile(path: str | Path, source: str | None = None) -> Profile:
     except OSError as error:
         raise SettingsError(f"{source}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
+        raise SettingsError(f"{source}: must be a profile made by `weir profile`: {reason_of(error)}") from error
 
 
 def _check_keys(given: Mapping[str, Any], known: set[str]) -> None:

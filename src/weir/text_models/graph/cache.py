@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 from weir.text_models import Precision, Recipe
 from weir.text_models.graph import require, weight_bits
 from weir.text_models.graph.building import ALLOW_PICKLE, GRAPH, VERSION, WEIGHTS, WHOLE, recipe_as_json
@@ -193,7 +193,7 @@ def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | str | Non
             if not _is_complete(folder):
                 _build(checkpoint, recipe, device, folder)
     except OSError as error:
-        raise SettingsError(f"cache {folder.parent}: a graph cannot be written there: {error}") from error
+        raise SettingsError(f"cache {folder.parent}: a graph cannot be written there: {reason_of(error)}") from error
     return folder / GRAPH
 
 

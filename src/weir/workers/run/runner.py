@@ -260,7 +260,9 @@ class Runner:
             indices = range(size) if events.indices is None else events.indices
             for index, output in zip(indices, events.outputs, strict=True):
                 if isinstance(output, WeirError):
-                    output.message = f"warm-up, example {index} of {size} at once: {output.message}"
+                    output.message = (
+                        f"warm-up of {self._label!r}, example {index} in a batch of {size}: {output.message}"
+                    )
                     output.args = (output.message,)
                     raise output
 

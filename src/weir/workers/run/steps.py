@@ -50,7 +50,7 @@ Fault = Callable[[BaseException, Any], WeirError]
 def model_error(what: str, error: BaseException, hint: str = "") -> ModelError:
     """Return the ModelError for an exception that `what` (predict, postprocess, ...) raised; the cause is `error`. `hint` ends its message."""
     failure = ModelError(
-        f"{what} raised {type(error).__name__}: {_text(error)}{hint}",
+        f"{what} raised {type(error).__name__}{_text(error)}{hint}",
         original_type=_qualified_name(type(error)),
         remote_traceback=_traceback(error),
     )
@@ -88,8 +88,8 @@ def _text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # a __str__ that raises costs its text, and nothing else
-        return "(its text cannot be had)"
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+        return ": (its text cannot be had)"
+    return text and f": {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
 
 
 def _qualified_name(kind: type[BaseException]) -> str:
