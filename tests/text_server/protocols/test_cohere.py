@@ -56,13 +56,11 @@ def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None
     ("/v2/embed", {"texts": ["a"], "truncate": "LEFT"}, 400, "truncate='LEFT': must be one of NONE, START, END"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, 400, "embedding_types='int4': must be one of float"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": []}, 400, "embedding_types: must name one or more"),
-    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension=9: must be 1 to 8"),
     ("/v2/embed", {"texts": ["a"], "input_type": "question"}, 400, "input_type='question': must be one of"),
     ("/v2/embed", {"images": ["a"], "input_type": "image"}, 400, "images[0]: is not base64"),
     ("/v2/embed", {"images": ["/9j/"], "input_type": "image"}, 400, "model 'hashing' reads no images"),
     ("/v2/embed", {"texts": ["a"], "inputs": [{}]}, 400, "texts, inputs: only one of them may be given"),
     ("/v2/embed", {"inputs": [{"content": [{"type": "image_url"}]}]}, 400, "inputs[0]"),
-    ("/v2/rerank", {"query": "a", "documents": ["b"]}, 400, "model 'hashing': has no task rerank; it has embed"),
     ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n=0: must be 1 or more"),
 ])  # fmt: skip
 def test_what_is_wrong_has_coheres_shape(path: str, document: Any, status: int, rule: str, plain: Standing) -> None:
