@@ -104,7 +104,7 @@ brackets; `benchmarks/results.json` has the rest. Peers run with the stated sett
 
 ## Where Weir is not better
 
-{faster}- An empty application asks no worker process, as Weir does. With one connection, mosec with batches of 1 and Triton over gRPC use less CPU time per request.
+{faster}- These empty servers have no worker processes; Weir does. With one connection, mosec with batches of 1 and Triton over gRPC use less CPU time per request.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes fewer sentences than the bare runtime.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.

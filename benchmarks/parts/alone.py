@@ -228,8 +228,8 @@ def _draw(path: Path, measured: Measurements) -> None:
                 axis.set_xlabel("connections")
                 axis.set_ylabel(label)
                 axis.set_title(title, fontsize=9)
-                if column:
-                    axis.legend(loc="upper left", fontsize=7)
+                if not column:
+                    axis.legend(loc="lower right", fontsize=7)
 
 
 ALONE = Rounds(

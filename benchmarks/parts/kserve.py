@@ -46,7 +46,7 @@ from benchmarks.harness.servers import (
 )
 from benchmarks.harness.settings import FAST, described, ways
 
-WEIR, TRITON, MLSERVER, NOTHING = "Weir", "Triton", "MLServer", "nothing on grpc.aio"
+WEIR, TRITON, MLSERVER, NOTHING = "Weir", "Triton", "MLServer", "an empty grpc.aio server"
 CONTENDERS = (WEIR, *ways(TRITON), *ways(MLSERVER))
 SIMPLE, MEAN = "/v2/models/simple/infer", "/v2/models/mean/infer"
 IMAGE_SHAPE = [1, 3, 224, 224]

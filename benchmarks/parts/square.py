@@ -24,7 +24,7 @@ from benchmarks.harness.rounds import (
 from benchmarks.harness.servers import Server, load, python_of, script, serving, wait_until_right, weir_command
 from benchmarks.harness.settings import FAST, described, ways
 
-WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
+WEIR, MOSEC, NOTHING = "Weir", "mosec", "an empty app on uvicorn"
 LITSERVE, BENTOML, RAY = "LitServe", "BentoML", "Ray Serve"
 # The idle processes of these poll, which halves what other servers answer beside them: they run only while they are measured.
 POLLING = tuple(name for peer in (LITSERVE, BENTOML, RAY) for name in ways(peer))
@@ -115,7 +115,7 @@ def _conclude_square(result: Result, measured: Measurements) -> None:
     result.values["p50 1"] = measured.middle(WEIR, 1, "p50")
     result.values["p50 1 mosec"] = measured.middle(MOSEC, 1, "p50")
     result.at_least("1 connection: p50 at most 1/30 of mosec's", mosec, 30, "1/{:.1f}")
-    result.at_most("1 connection: p50 at most twice that of nothing on uvicorn", nothing, 2)
+    result.at_most("1 connection: p50 at most twice that of an empty app on uvicorn", nothing, 2)
     result.notes.append(SETTINGS)
 
 

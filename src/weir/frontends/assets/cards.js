@@ -50,7 +50,7 @@ const CARDS = [
       { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.total, seconds) },
       { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.total, seconds) },
     ],
-    note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, from arrival to response` : "no responses"),
+    note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, arrival to response` : "no responses"),
   },
   {
     id: "queue", title: "Queue time", time: true, counted: true,
@@ -58,7 +58,7 @@ const CARDS = [
       { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.queue, seconds) },
       { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.queue, seconds) },
     ],
-    note: ({ counts }) => (size(counts.queue) ? `mean ${timeText(mean(counts.queue))}, from arrival to batch` : "nothing dispatched"),
+    note: ({ counts }) => (size(counts.queue) ? `mean ${timeText(mean(counts.queue))}, arrival to batch` : "nothing dispatched"),
   },
   {
     id: "waiting", title: "Queue depth", unit: "rows",
@@ -79,7 +79,7 @@ const CARDS = [
   {
     id: "padding", title: "Padding", unit: "%", counted: true, there: ({ padded }) => padded,
     series: [{ label: "waste", line: "a", of: ({ counts }) => waste(counts) }],
-    note: ({ counts }) => (counts.tokens ? "of what is computed, by the time it takes" : "nothing computed"),
+    note: ({ counts }) => (counts.tokens ? "of the compute time" : "nothing computed"),
   },
   {
     id: "processor", title: "Processor", unit: "%", always: true, least: 100, // an idle one is drawn as idle
