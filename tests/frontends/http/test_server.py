@@ -8,6 +8,7 @@ import ssl
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,39 @@ async def test_tls_ends_for_who_left_while_nothing_was_read(opening: bytes, mess
         go.set()
         async with asyncio.timeout(30):
             await until(lambda: not server.connections)
+
+
+@pytest.mark.parametrize(("opening", "start", "more"), [
+    (GET * 2, {"type": "http.response.start", "status": 200}, {"type": "http.response.body", "body": b"x", "more_body": True}),
+    (OPENING + b"\x81\x81maskm" * 9, {"type": "websocket.accept"}, {"type": "websocket.send", "text": "x"}),
+], ids=["http", "websocket"])  # fmt: skip
+@pytest.mark.parametrize("tls", [{}, FILES], ids=["plain", "tls"])
+async def test_writes_to_a_client_that_left_are_not_logged(
+    opening: bytes, start: dict[str, Any], more: dict[str, Any], tls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start)
+        begun.set()
+        await go.wait()
+        with suppress(OSError):
+            while server.connections:
+                for _ in range(9):  # before the loop says that the connection is lost
+                    await send(more)
+                await asyncio.sleep(0)
+        ended.set()
+
+    async with serving(app=app, **tls) as server:
+        client = await Client.connect(server, ssl=trust() if tls else None)
+        client.writer.write(opening)
+        await begun.wait()
+        await settled(10)
+        client.reset()
+        go.set()
+        async with asyncio.timeout(30):
+            await ended.wait()
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
 async def test_handshakes_are_connections() -> None:

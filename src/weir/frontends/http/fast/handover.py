@@ -368,24 +368,37 @@ class HandOver:
         protocol = UvicornConnection(self, shared)
         transport.set_write_buffer_limits()
         transport.set_protocol(protocol)
-        protocol.connection_made(transport if transport.can_write_eof() else cast(asyncio.Transport, _Tls(transport)))
+        protocol.connection_made(cast(asyncio.Transport, _Transport(transport)))
         protocol.data_received(replay)
 
 
-class _Tls:
-    """The transport `inner`, which speaks TLS. If its client has left while reading was paused, asyncio's ends only when reading resumes; closed twice, it
-    can neither be resumed nor aborted any more."""
+class _Transport:
+    """The transport `inner`, to which nothing is written between its failure and `connection_lost`: both event loops log such writes, from the sixth on.
+
+    If the client of one that speaks TLS has left while reading was paused, asyncio's ends only when reading resumes; closed twice, it can neither be
+    resumed nor aborted any more.
+    """
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self._inner = inner
+        self._of_asyncio = getattr(
+            inner, "_ssl_protocol", None
+        )  # only the transport below asyncio's TLS says that it has failed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def write(self, data: bytes) -> None:
+        """Write `data`, unless the connection has failed or is closed."""
+        below = getattr(self._of_asyncio, "_transport", self._inner)
+        if below is not None and not below.is_closing():
+            self._inner.write(data)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         if not self._inner.is_closing():
-            self._inner.resume_reading()
+            if not self._inner.can_write_eof():
+                self._inner.resume_reading()
             self._inner.close()
 
 
