@@ -143,8 +143,10 @@ def test_constant_prices_add_up_over_rates() -> None:
     [
         ((-1.0, 1.0), "latency_weight=-1.0: must be a number, 0 or more"),
         ((1.0, float("inf")), "energy_weight=inf: must be a number, 0 or more"),
+        ((1.0, 1e308), "energy_weight=1e+308: must be a number, 0 or more, at most 1e+12"),
         ((0.0, 0.0), "latency_weight=0, energy_weight=0: one of them must be greater than 0"),
         ((1.0, 1.0, 0.0), "reference_rate=0.0: must be a number of rows per second, greater than 0"),
+        ((1.0, 1.0, 1e-300), "reference_rate=1e-300"),
         ((1.0, 1.0, float("nan")), "reference_rate=nan"),
     ],
 )

@@ -183,6 +183,8 @@ def test_the_best_size_may_be_smaller_than_the_largest() -> None:
     ("changes", "says"),
     [
         ({"rate": 2960.0}, "rate=2960: must be less than the capacity of 2958.8 rows per second (batches of 32)"),
+        ({"rate": GOOGLENET_P4.max_rate * (1.0 - 1e-9)}, "must be less than the capacity of 2958.8 rows per second"),
+        ({"rate": 1e-300}, "rate=1e-300: must be a number of rows per second, greater than 0, at least 1e-09"),
         ({"rate": 0.0}, "rate=0.0: must be a number of rows per second, greater than 0"),
         ({"rate": float("nan")}, "rate=nan"),
         ({"start": np.array([0, 0])}, "start: the last entry, for 1 and more waiting, is 0"),

@@ -12,6 +12,8 @@ from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Floats, Profile
 
+LEAST_RATE = 1e-9  # rows per second; with it and _MOST, no cost overflows
+_MOST = 1e12  # of a weight, and rows per second
 ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
 SLO_SHARE = 0.05  # the part of its deadline that bulk work may add ...
@@ -211,7 +213,7 @@ class Prices:
             rate, namely what it costs at this one. Without it that cost is the paper's, w1/λ, which falls as the rate
             λ grows.
 
-    Raises SettingsError for a negative or infinite weight, and if both are 0.
+    Raises SettingsError for a weight that is negative or so large that costs overflow, and if both are 0.
     """
 
     latency_weight: float = 1.0
@@ -221,13 +223,14 @@ class Prices:
     def __post_init__(self) -> None:
         for name in ("latency_weight", "energy_weight"):
             weight = getattr(self, name)
-            if not (isfinite(weight) and weight >= 0.0):
-                raise SettingsError(f"{name}={weight!r}: must be a number, 0 or more")
+            if not 0.0 <= weight <= _MOST:
+                raise SettingsError(f"{name}={weight!r}: must be a number, 0 or more, at most {_MOST:g}")
         if not (self.latency_weight or self.energy_weight):
             raise SettingsError("latency_weight=0, energy_weight=0: one of them must be greater than 0")
         rate = self.reference_rate
-        if rate is not None and not (isfinite(rate) and rate > 0.0):
-            raise SettingsError(f"reference_rate={rate!r}: must be a number of rows per second, greater than 0")
+        if rate is not None and not LEAST_RATE <= rate <= _MOST:
+            rule = f"must be a number of rows per second, greater than 0, from {LEAST_RATE:g} to {_MOST:g}"
+            raise SettingsError(f"reference_rate={rate!r}: {rule}")
 
     def latency_weight_at(self, rate: float) -> float:
         """Return the weight of latency, w1 of the paper, at `rate` rows per second."""

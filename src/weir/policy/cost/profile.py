@@ -20,7 +20,11 @@ Floats = NDArray[np.float64]
 # Where the energies come from. "time": none are known; 1 mJ stands for 1 ms, so that power in watts is the busy share.
 ENERGY_SOURCES = ("nvml", "rapl", "stated", "time")
 FORMAT = 1  # of the file
-_TABLES = ("service_time_ms", "energy_mj", "cv")
+_TABLES = {
+    "service_time_ms": (1e-6, 1e9),
+    "energy_mj": (0.0, 1e12),
+    "cv": (0.0, 1e3),
+}  # with their least and largest values
 _KEYS = {
     "weir_profile", "max_batch_size", "best_batch_size", "max_rate", "latency_offset_ms", "pipeline_depth", "energy_source",
     "about", "linear_fit", "table",
@@ -71,9 +75,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         size = np.size(self.service_time_ms)
-        for name, smallest in (("service_time_ms", None), ("energy_mj", 0.0), ("cv", 0.0)):
+        for name in _TABLES:
             values = np.array(getattr(self, name), dtype=np.float64, ndmin=1)
-            _check_table(name, values, size, smallest)
+            _check_table(name, values, size)
             values.setflags(write=False)
             object.__setattr__(self, name, values)
         if not (np.isfinite(self.latency_offset_ms) and self.latency_offset_ms >= 0.0):
@@ -219,18 +223,17 @@ def _check_keys(given: Mapping[str, Any], known: set[str]) -> None:
         raise SettingsError(f"{unknown[0]}: unknown key in a profile; available: {', '.join(sorted(known))}")
 
 
-def _check_table(name: str, values: Floats, size: int, smallest: float | None) -> None:
+def _check_table(name: str, values: Floats, size: int) -> None:
     if values.ndim != 1 or len(values) != size or not size:
         raise SettingsError(
             f"{name}: must have one value for each batch size, {size} of them; has shape {values.shape}"
         )
-    good = np.isfinite(values) & (values > 0.0 if smallest is None else values >= smallest)
+    least, most = _TABLES[name]
+    good = (values >= least) & (values <= most)
     if not good.all():
         worst = int(np.argmin(good))
-        rule = "greater than 0" if smallest is None else "0 or more"
-        raise SettingsError(
-            f"{name}: the value for batch size {worst + 1} is {values[worst]}; must be {rule}, and finite"
-        )
+        rule = f"must be from {least:g} to {most:g}"
+        raise SettingsError(f"{name}: the value for batch size {worst + 1} is {values[worst]}; {rule}")
 
 
 def _line(sizes: NDArray[np.int64], values: Floats) -> tuple[float, float, float]:

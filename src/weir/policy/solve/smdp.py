@@ -28,7 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
+from weir.policy.cost.objective import LEAST_RATE, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.tables import (
     Table,
@@ -55,6 +55,7 @@ _LONG, _MORE = 400, 144  # for banks, `longest` is the larger of the first numbe
 LONGEST = 640  # `longest` where a single table is solved
 _MOST_ENTRIES = 2048  # of a table
 _BETTER = 1e-11  # relative to the span of the values: a smaller advantage of an action is rounding
+_NEAR = 1e-8  # relative to capacity: at a rate nearer to it, no state of the queue occurs often enough to be found
 _SPARE = 1e-3  # relative to capacity: arrivals must be at least this far below what a size above `longest` serves
 _RARER = 1e-3  # factor by which VISITED shrinks where rare states turn out to be costly, ...
 _RAREST = 1e-14  # ... and its least value
@@ -63,9 +64,9 @@ _WORSE = 1e-3  # relative to the cost: a table may cost this much more in order 
 
 
 def check_rate(profile: Profile, rate: float) -> None:
-    """Raise SettingsError unless `rate` (rows per second) is greater than 0 and below the profile's capacity."""
+    """Raise SettingsError unless `rate` (rows per second) is greater than 0, and below the profile's capacity by more than rounding."""
     _check_positive(rate)
-    if rate >= profile.max_rate:
+    if rate >= (1.0 - _NEAR) * profile.max_rate:
         raise SettingsError(
             f"rate={rate:g}: must be less than the capacity of {profile.max_rate:g} rows per second "
             f"(batches of {profile.best_batch_size})"
@@ -73,8 +74,10 @@ def check_rate(profile: Profile, rate: float) -> None:
 
 
 def _check_positive(rate: float) -> None:
-    if not (np.isfinite(rate) and rate > 0.0):
-        raise SettingsError(f"rate={rate!r}: must be a number of rows per second, greater than 0")
+    if not LEAST_RATE <= rate < inf:
+        raise SettingsError(
+            f"rate={rate!r}: must be a number of rows per second, greater than 0, at least {LEAST_RATE:g}"
+        )
 
 
 def arrivals_up_to(profile: Profile, rate_per_ms: float, most: int) -> Floats:
