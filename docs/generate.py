@@ -338,7 +338,11 @@ def chart_schema() -> str:
     values["models"]["items"] = {"type": "string"}
     values["global"] = {"type": "object"}  # which a chart that has this one as a part adds
     values["drainTimeout"] = values["startTimeout"] = {"type": "number", "minimum": 0}
-    values["podDisruptionBudget"]["properties"]["maxUnavailable"] = {"type": ["integer", "string"]}
+    share = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
+    values["podDisruptionBudget"]["properties"]["maxUnavailable"] = share
+    replacing = values["strategy"]["properties"]
+    replacing["type"] = {"enum": ["RollingUpdate", "Recreate"]}
+    replacing["rollingUpdate"]["properties"] = {"maxSurge": share, "maxUnavailable": share}
     values["port"] = {"type": "integer", "minimum": 1, "maximum": 65535}
     values["grpcPort"] = {**values["port"], "type": ["integer", "null"]}
     scaling = values["autoscaling"]["properties"]

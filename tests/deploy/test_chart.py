@@ -126,6 +126,23 @@ def test_a_pod_requests_what_its_workers_need(values: Object, cpu: str, memory: 
     assert "cpu" not in resources["limits"]
 
 
+@subcases(
+    ("strategy", "written"),
+    [
+        ({}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
+        (
+            {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": "50%"}},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "0%", "maxUnavailable": "50%"}},
+        ),
+        ({"type": "Recreate"}, {"type": "Recreate"}),
+    ],
+)
+def test_pods_are_replaced_as_the_strategy_states(strategy: Object, written: Object) -> None:
+    objects = rendered({"models": [TARGET], "gpus": 1, "strategy": strategy})
+    check(of_kind(objects, "Deployment"))
+    assert of_kind(objects, "Deployment")["spec"]["strategy"] == written
+
+
 def test_a_changed_file_of_settings_replaces_the_pods() -> None:
     texts = (TOML, TOML, TOML + "max_batch_size = 8\n")
     first, same, other = (pod_of(rendered({"config": text}))["metadata"]["annotations"] for text in texts)
@@ -185,6 +202,9 @@ def test_what_scales(made: Made) -> None:
         ({"settings": {"ranges": {"a": 1}}}, "'/settings/ranges': got object, want"),
         ({"settings": {"model_memory": "4GiB"}}, "settings.model_memory=4GiB: state resources"),
         ({"replicas": 1.5}, "'/replicas': got number, want integer"),
+        ({"strategy": {"type": "Replace"}}, "'/strategy/type': value must be one of 'RollingUpdate', 'Recreate'"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": "one"}}}, "'/strategy/rollingUpdate/maxSurge': 'one' does not match pattern"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": 0}}}, "strategy.rollingUpdate: maxSurge and maxUnavailable are both 0"),
         ({"replica": 2}, "additional properties 'replica' not allowed"),
         ({"models": "a:B"}, "'/models': got string, want array"),
         ({"grpcPort": 0}, "'/grpcPort': minimum: got 0, want 1"),
