@@ -82,7 +82,7 @@ def test_a_server_whose_models_are_all_on_demand_prints_no_empty_table(tmp_path:
     flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
     with serving(*flags) as (served, client):
         first, _, last = served.table.splitlines()
-        assert first == f"on demand: 1 model, as by curl -d ITEM {served.url}/infer/m0"
+        assert first == f"on demand: 1 model, for example: curl -d ITEM {served.url}/infer/m0"
         assert last == f"Ready at {served.url}"
         assert client.post("/infer/m0", json=3).json() == ["m0", 3]
 

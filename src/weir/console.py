@@ -381,7 +381,9 @@ def _curl_lines(app: App) -> list[str]:
     lines = [f"  {request_to_try(service, curl, base)}" for service in app.registry.services.values()]
     unread = sorted(set(app.registry.on_demand) - app.registry.services.keys())
     if unread:
-        lines.append(f"on demand: {counted(len(unread), 'model')}, as by {curl} -d ITEM {base}/infer/{unread[0]}")
+        lines.append(
+            f"on demand: {counted(len(unread), 'model')}, for example: {curl} -d ITEM {base}/infer/{unread[0]}"
+        )
     return lines
 
 

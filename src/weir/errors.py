@@ -184,7 +184,7 @@ class ModelNotFound(NotFound):
 def unknown_model(name: str, available: Iterable[str], version: str = "") -> ModelNotFound:
     """Return the error for a model, or a version of one, that is not there; it names those that are."""
     what = f"version {version!r} of model {name!r}" if version else f"model {name!r}"
-    return ModelNotFound(f"unknown {what}; available: {', '.join(available) or 'none'}")
+    return ModelNotFound(f"unknown {what}; available: {', '.join(dict.fromkeys(available)) or 'none'}")
 
 
 class TooLarge(RequestError):

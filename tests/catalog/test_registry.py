@@ -24,7 +24,8 @@ def test_services_are_found_by_name() -> None:
     assert registry.services == {"one": one, "two": two}
     assert registry.sole is None
     assert Registry([one]).sole is one
-    with pytest.raises(ModelNotFound, match="unknown model 'three'; available: one, two"):
+    registry.on_demand = {"two": "", "four": ""}
+    with pytest.raises(ModelNotFound, match=r"unknown model 'three'; available: one, two, four$"):
         registry.get("three")
     with pytest.raises(SettingsError, match="name='one': two models have this name"):
         Registry([named("one"), named("one")])

@@ -55,7 +55,7 @@ def typed(content_types: Any) -> type[weir.Model]:
     [
         ({"model": int}, "must be a subclass of weir.Model"),
         ({"model": Square()}, "must be a subclass of weir.Model, or a function; give the class: Square"),
-        ({"model": Square, "name": "my model"}, "name='my model': must have up to 255 .*; 'my-model' would do"),
+        ({"model": Square, "name": "my model"}, "name='my model': must be up to 255 .*; 'my-model' would do"),
         ({"model": None}, r"must implement predict\(batch\)"),
         (
             {"model": typed(["image/png"])},

@@ -314,6 +314,8 @@ def test_an_unknown_protocol_of_otlp_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http")  # which comes first
     with pytest.raises(SettingsError, match="OTLP_METRICS_PROTOCOL='http': must be one of"):
         open_metric_exporters()
+    with pytest.raises(SettingsError, match="trace_endpoint='collector:4318': must begin with http:// or https://"):
+        TelemetrySettings(trace_endpoint="collector:4318")
 
 
 @pytest.mark.parametrize(

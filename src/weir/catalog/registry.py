@@ -112,7 +112,7 @@ class Registry:
             raise ModelNotReady(f"model {name!r} is not ready: loading")
         if name in self.on_demand and self.read is not None:
             raise unread_model(name, partial(self.read, name))
-        raise unknown_model(name, self.services)
+        raise unknown_model(name, (*self.services, *self.on_demand))
 
     def _find(self, name: str, version: str) -> Service | None:
         if not version:

@@ -58,7 +58,7 @@ def find(registry: "Models", name: str, version: str = "") -> "ModelHandle":
     try:
         return registry.get(name, version)
     except ModelNotFound:
-        there_are = ", ".join(registry.services) or "no models"
+        there_are = ", ".join(dict.fromkeys((*registry.services, *registry.on_demand))) or "no models"
         which = f" version {version!r}" if version else ""
         raise ModelNotFound(f"Request for unknown model: {name!r}{which} is not found; there are {there_are}") from None
 

@@ -117,9 +117,9 @@ def check_name(name: str) -> str:
         word = next((each for each in name.split("/")[1:] if each in PATH_WORDS), None)
         near = "/".join(re.sub(r"[^A-Za-z0-9._~-]+", "-", each).strip(".~-") for each in name.split("/"))[:LONGEST_NAME]
         hint = f"; {near!r} would do" if is_name(near) else ""
-        rule = f"up to {LONGEST_NAME} letters, digits and . _ ~ -, and begin with a letter, a digit or _ after each slash, too"
+        rule = f"must be up to {LONGEST_NAME} letters, digits and . _ ~ - in parts between slashes that begin with a letter, a digit or _"
         raise SettingsError(
-            f"name={name!r}: must have {rule}{hint}"
+            f"name={name!r}: {rule}{hint}"
             if word is None
             else f"name={name!r}: must not have /{word}, which follows names in paths"
         )

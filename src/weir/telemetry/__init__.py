@@ -45,7 +45,10 @@ class TelemetrySettings(Checked):
     )
 
     trace_endpoint: str | None = setting(
-        None, "OTLP endpoint that receives spans, such as http://localhost:4318", metavar="URL"
+        None,
+        "OTLP endpoint that receives spans, such as http://localhost:4318",
+        metavar="URL",
+        rule=(lambda value: value.startswith(("http://", "https://")), "must begin with http:// or https://"),
     )
     trace_ratio: float | None = setting(
         None,

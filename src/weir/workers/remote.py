@@ -30,6 +30,7 @@ from weir.errors import (
     ValidationFailed,
     WeirError,
     kind_of,
+    reason_of,
 )
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, Events, Timing
 from weir.model import Model, is_tensor_model
@@ -498,7 +499,7 @@ class Attachment:
                 try:
                     self._serve_once()
                 except (OSError, FrameError) as error:
-                    self._tell(f"{self._address}: {error}; trying again in {self._wait:g} s")
+                    self._tell(f"{self._address}: {reason_of(error)}; trying again in {self._wait:g} s")
                 self._pause()
 
     def _pause(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, reason_of
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -71,7 +71,7 @@ def set_affinity(cpus: Sequence[int], setting: str = "cpu_affinity") -> Settings
         os.sched_setaffinity(0, cpus)
     except (OSError, OverflowError, ValueError) as error:
         allowed = sorted(os.sched_getaffinity(0))
-        return SettingsError(f"{setting}={list(cpus)}: must be among the CPUs {allowed} ({error})")
+        return SettingsError(f"{setting}={list(cpus)}: must be among the CPUs {allowed} ({reason_of(error)})")
     return None
 
 
