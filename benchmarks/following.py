@@ -11,8 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.harness.result import markdown
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Floats
+from weir.policy.cost import GOOGLENET_P4, Floats, Prices
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import SILENCE, RateBand, RateBands

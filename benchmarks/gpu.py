@@ -28,7 +28,7 @@ from benchmarks.harness.texts import described, model_directory, sample, serving
 from benchmarks.models import TOKENS, WORDS
 from benchmarks.parts.embedding import Meter, Sweep, sweep
 from weir.errors import SettingsError
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.profiling.machine import find_nvml
 
 MODEL = "benchmarks.models:Encoder"

@@ -21,8 +21,7 @@ from rich.console import Console
 
 import weir
 from benchmarks.harness.result import Result
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve.bank import solve_bank
 
 BAR = 0.005  # seconds

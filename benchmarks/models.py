@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy
 
 import weir
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4
 
 # The paper's example ten times slower, so that sleeping is accurate: 3.051·b + 10.52 ms.
 TEN_TIMES = GOOGLENET_P4.scaled(time=10.0, energy=10.0)

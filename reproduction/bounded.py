@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 from weir.policy.solve.smdp import Actions, Performance, arrivals_up_to
 from weir.policy.solve.tables import Table, checked_table, extended, limit_of, stationary
 

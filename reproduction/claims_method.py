@@ -7,7 +7,7 @@ from reproduction.findings import LOADS, Findings
 from reproduction.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE
 from reproduction.sweeps import sweep
 from reproduction.truncated import eta_bound, iterate_values, law_of, model_of, served_table, solve_truncated
-from weir.policy.cost.profile import Floats
+from weir.policy.cost import Floats
 from weir.policy.solve.smdp import evaluate, is_stable
 
 RATE = LOAD * PROFILE.max_rate

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reproduction.frontier import Corner, corners
 from reproduction.published import LARGEST_WEIGHT, LOAD, PRICES, PROFILE, STATIC_SIZES, TABLE
 from reproduction.sweeps import Sweep, sweep
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.solve.bank import Solution, solve
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import Table, greedy_table, static_table

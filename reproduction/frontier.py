@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reproduction.published import PROFILE
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.solve.bank import solve
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, with_full_batches

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4, Prices
 
 PROFILE = GOOGLENET_P4
 MAX_RATE_PER_MS = 2.96  # section V: μ of the largest batch, as printed

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reproduction.bounded import QueueLaw, queue_law
 from weir.errors import SettingsError
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.solve.bank import TableShape
 from weir.policy.solve.smdp import is_stable
 from weir.policy.solve.tables import Table, checked_table, decay

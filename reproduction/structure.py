@@ -7,8 +7,7 @@ import numpy as np
 
 from reproduction.published import PROFILE
 from reproduction.truncated import law_of, model_of
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve.bank import Solution, solve
 
 VISITED = 1e-6  # share of the decisions from which on a state counts

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from reproduction.bounded import arrivals, band
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices, unavoidable_power_w
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile, unavoidable_power_w
 from weir.policy.solve.bank import NOTHING, TOLERANCE, Solution
 from weir.policy.solve.smdp import VISITED, Actions, check_rate, weights_of
 from weir.policy.solve.tables import Table, checked_table, decay, extended, stationary, with_full_batches

@@ -8,7 +8,7 @@ import pytest
 
 from weir.bench.target import read_payloads
 from weir.catalog.repository.folder import read_file
-from weir.policy.cost.profile import Profile, read_profile
+from weir.policy.cost import Profile, read_profile
 from weir.profiling import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys
 from weir.settings import read_settings

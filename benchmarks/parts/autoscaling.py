@@ -15,8 +15,7 @@ from reproduction.drawing import COLOURS, MARKERS, figure
 from benchmarks.autoscalers import parse_autoscaler
 from benchmarks.harness.result import Part, Result, Run, Table, resumed
 from benchmarks.harness.servers import ROOT
-from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Profile
 from weir.policy.scaling import WorkerRange
 from weir.simulation.arrivals import read_trace
 from weir.simulation.scaling import ScalingTrial

@@ -23,7 +23,7 @@ from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch, Form, Wakeup
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Profile
 from weir.policy.decision import Greedy, Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import default_rates, solve_bank

@@ -17,7 +17,7 @@ from benchmarks.harness.servers import serving, weir_command
 from weir.bench import LoadSettings, Outcome, Report, ServerTarget, run_bench
 from weir.bench.run import TargetTurn
 from weir.bench.target import Ledger
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.solve.bank import Bank
 from weir.text_server.server_settings import INSTALL, installed_model
 

@@ -31,7 +31,7 @@ from benchmarks.harness.servers import Load, Server, free_port, load, serving, w
 from benchmarks.harness.texts import model_directory, weir_texts
 from benchmarks.models import TEN_TIMES
 from benchmarks.parts.kserve import MEAN, METHOD, SIMPLE, binary_body, grpc_load, request_body, simple_body
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.solve.bank import solve_bank
 from weir.simulation.banks import make_bank
 

@@ -38,8 +38,7 @@ from weir.bench.run import Alarm, send_on_time
 from weir.bench.target import Ledger as Books
 from weir.errors import WeirError
 from weir.messages import Dispatch, Request, Timing
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, predict
 from weir.policy.solve.bank import Bank, solve, solve_bank

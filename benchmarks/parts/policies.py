@@ -19,7 +19,7 @@ from benchmarks.policies import bursts
 from benchmarks.policies.event_loop import LEVEL, Controls, Interval, Seen, controls, interval, served
 from benchmarks.policies.random_models import SHAPES, Drawn, drawn
 from weir.numerics import student_quantile
-from weir.policy.cost.profile import Floats
+from weir.policy.cost import Floats
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table as Actions

@@ -7,7 +7,7 @@ from math import inf, nan
 
 import numpy as np
 
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.decision import Observation, PolicyBase
 
 NO_BOUND = 1 << 40  # rows

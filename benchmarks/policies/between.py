@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.policies.event_loop import controls, interval, planned, served
 from benchmarks.policies.random_models import Drawn
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.online.rate import RateBands
 from weir.policy.solve.bank import Bank, solve
 from weir.policy.solve.tables import Table

@@ -16,8 +16,7 @@ from benchmarks.policies.clairvoyant import clairvoyant
 from benchmarks.policies.event_loop import Interval, interval
 from benchmarks.policies.harness import ROOT, Compared, Comparison, Effort
 from benchmarks.policies.random_models import SHAPES, Drawn, drawn
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost import GOOGLENET_P4, Floats, Prices, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.policies.event_loop import compiled, pointer
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.simulation.arrivals import Ints
 
 SOURCE = Path(__file__).with_suffix(".c")

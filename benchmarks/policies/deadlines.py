@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 
 Rank = Callable[[float, float], float]  # (arrival, timeout) -> the model whose first request has the lowest is next
 

@@ -13,7 +13,7 @@ from benchmarks.policies.two_models import Rule, TwoModels
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import SharedWorkers
 from weir.messages import Dispatch
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.decision import Greedy, Policy
 from weir.policy.online.joint import DevicePolicy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device

@@ -21,8 +21,7 @@ from benchmarks.policies.between import excess_of, in_use
 from benchmarks.policies.event_loop import Interval, Seen, served_by_several, sharper
 from benchmarks.policies.random_models import Drawn, drawn
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, LatencySLO, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import boundaries_of, margins_of
 from weir.policy.solve.bank import Bank, bank_of, solve_everywhere

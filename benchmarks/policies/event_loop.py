@@ -21,8 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from weir.numerics import student_quantile
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 from weir.policy.solve.smdp import Costs, SteadyQueue
 from weir.policy.solve.tables import Table, checked_table, stacked
 

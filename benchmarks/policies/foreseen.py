@@ -11,8 +11,7 @@ import numpy as np
 from benchmarks.policies.bursts import MOST, PROFILE, bank, costs, recorded
 from benchmarks.policies.clairvoyant import clairvoyant
 from benchmarks.policies.harness import DELAYS, SIZES, Compared, Comparison, Effort, best_size_or_delay
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats
+from weir.policy.cost import Floats, Prices
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.simulation.statistics import STRETCHES, Estimate, estimate

@@ -20,8 +20,7 @@ from reproduction.drawing import figure, styles
 from benchmarks.harness.result import markdown
 from weir.errors import SettingsError
 from weir.numerics import student_quantile
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, LatencySLO, Prices, Profile
 from weir.policy.decision import Policy
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Arrivals

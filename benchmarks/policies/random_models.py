@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 
 SHAPES = ("linear", "concave", "convex", "staircase")
 

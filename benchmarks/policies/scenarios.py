@@ -31,8 +31,7 @@ from benchmarks.policies.harness import (
     tuned_delay,
     tuned_limit,
 )
-from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost import GOOGLENET_P4, Floats, LatencySLO, Prices, Profile, unavoidable_power_w
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import SILENCE
 from weir.policy.solve.bank import solve, solve_bank

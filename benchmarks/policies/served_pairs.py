@@ -27,7 +27,7 @@ from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.devices import ORDERS, RIVALS
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from benchmarks.policies.two_models import Numbers, Rule, TwoModels
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.solve.device import DeviceLoad, solve_device
 from weir.simulation.arrivals import read_trace
 

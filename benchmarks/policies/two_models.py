@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.solve.device import DeviceTable
 
 Numbers = NDArray[np.float64]

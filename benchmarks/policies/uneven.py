@@ -6,7 +6,7 @@ from itertools import product
 from benchmarks.policies.devices import row_of
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from benchmarks.policies.uneven_workers import Workers
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.solve.uneven import WorkerKind, solve_uneven
 
 # Steps that a batch of so many rows takes on the fast worker.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.policies.event_loop import compiled
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.solve.uneven import STEPS, UnevenTable
 
 Batches = NDArray[np.int32]

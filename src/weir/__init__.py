@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from weir.catalog.registry import Registry
     from weir.hosting import running, serve
     from weir.messages import BULK, Reason
-    from weir.policy.cost.objective import Prices
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import Prices, Profile
     from weir.policy.decision import Decision, Observation, Policy
     from weir.policy.online.adaptive import SolvedPolicy
     from weir.policy.solve.bank import Bank
@@ -88,8 +87,8 @@ _LAZY = {
     "Decision": "weir.policy.decision",
     "Observation": "weir.policy.decision",
     "Policy": "weir.policy.decision",
-    "Prices": "weir.policy.cost.objective",
-    "Profile": "weir.policy.cost.profile",
+    "Prices": "weir.policy.cost",
+    "Profile": "weir.policy.cost",
     "Reason": "weir.messages",
     "Registry": "weir.catalog.registry",
     "Service": "weir.serving.service",

@@ -12,7 +12,7 @@ import weir
 from weir.catalog.loading import describe_service, load_target, profile_service, worker_environment
 from weir.errors import ModelError, SettingsError
 from weir.model import Model
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.profiling import ProfilingSettings
 from weir.serving.service import Service
 from weir.text_models.model import TextEncoder

@@ -7,7 +7,7 @@ from tests.rings import subcases
 from tests.served import MODELS, weir, weir_here
 
 from weir.commands.profile import command_line
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 
 ROOT = Path(__file__).parents[2]
 SQUARE = f"{ROOT / 'examples' / 'square.py'}:Square"

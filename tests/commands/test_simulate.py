@@ -6,7 +6,7 @@ from tests.policy.banks import searched
 from tests.rings import subcases
 from tests.served import weir, weir_here
 
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
 

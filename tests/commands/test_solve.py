@@ -6,7 +6,7 @@ from tests.policy.banks import searched
 from tests.rings import subcases
 from tests.served import weir_here
 
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import Bank
 
 

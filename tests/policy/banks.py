@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from weir.messages import Reason
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Prices, Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import limit_table, stacked

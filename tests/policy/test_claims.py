@@ -9,8 +9,7 @@ from benchmarks.policies.random_models import MODERATE, Drawn, drawn
 from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve.bank import Bank, solve, solve_bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table

@@ -9,7 +9,7 @@ from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.objective import LEAST_DELAY, LatencySLO
+from weir.policy.cost import LEAST_DELAY, LatencySLO
 from weir.policy.decision import (
     CompletedPolicy,
     ControlLimit,

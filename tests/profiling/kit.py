@@ -7,7 +7,7 @@ from typing import Any
 
 from weir.errors import WeirError
 from weir.messages import Batch
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.profiling import Entry, Items, ProfilingSettings
 from weir.profiling.measure import measure
 from weir.profiling.sampling import Measuring

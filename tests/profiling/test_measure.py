@@ -12,7 +12,7 @@ from tests.rings import subcases
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.profiling import Entry, Items, ProfilingSettings
 from weir.profiling.machine import Meters
 from weir.profiling.measure import Point, along, edges, grid, measure, monotone_table, suspects

@@ -7,7 +7,7 @@ from tests.late import scipy
 from tests.rings import subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Profile
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import greedy_table, limit_table, static_table
 

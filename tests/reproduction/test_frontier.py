@@ -5,7 +5,7 @@ from reproduction.neighbours import dominating
 from reproduction.published import PROFILE
 
 from reproduction import neighbours
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.solve.bank import solve
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import static_table

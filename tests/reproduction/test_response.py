@@ -8,8 +8,7 @@ from tests.policy.compiler import needs_compiler
 from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 from weir.policy.solve.bank import solve
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_table, static_table

@@ -10,8 +10,7 @@ from tests.rings import spread, subcases
 
 from reproduction import truncated
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 
 RATE = 0.9 * GOOGLENET_P4.max_rate
 # c_o, smallest s_max, iterations, Δ where it is more than rounding

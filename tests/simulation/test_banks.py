@@ -8,8 +8,7 @@ from benchmarks.policies.random_models import Drawn, drawn
 from tests.policy.compiler import needs_compiler
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4, Prices
 from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.tables import Table, limit_of, multi_worker_table
 from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.policies.devices import DeviceModel, share
 from benchmarks.policies.two_models import TwoModels
 
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.decision import Greedy
 from weir.policy.online.joint import DevicePolicy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device

@@ -11,7 +11,7 @@ from tests.served import weir_here
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.decision import ControlLimit, FullBatches, Greedy
 from weir.simulation.arrivals import Floats, parse_arrivals
 from weir.simulation.engine import (

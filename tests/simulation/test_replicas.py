@@ -6,8 +6,7 @@ from benchmarks.policies.event_loop import interval, served_by_several
 from tests.policy.compiler import needs_compiler
 from tests.rings import spread, subcases
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 from weir.policy.solve.tables import greedy_table, limit_of, multi_worker_table
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import ServiceTimes

@@ -3,8 +3,7 @@ from typing import cast
 
 import pytest
 
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4, LatencySLO, Prices
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation import banks

@@ -10,8 +10,7 @@ from tests.rings import spread, subcases
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Prices, Profile
 from weir.policy.scaling import WorkerRange
 from weir.simulation import scaling
 from weir.simulation.scaling import CapacityRequest, ScalingTrial, WorkerLoad, measure_capacity

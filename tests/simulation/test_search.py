@@ -8,8 +8,7 @@ from tests.policy.banks import searched
 from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost import GOOGLENET_P4, Floats, LatencySLO, Profile
 from weir.policy.online.adaptive import SolvedPolicy, predict
 from weir.policy.online.admission import admission
 from weir.policy.solve.bank import Bank

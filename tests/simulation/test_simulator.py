@@ -16,8 +16,7 @@ from tests.rings import spread, subcases
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 from weir.policy.decision import ControlLimit, Decision, FullBatches, Greedy, Observation, Policy, SizeOrDelay
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.smdp import evaluate

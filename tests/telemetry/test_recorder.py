@@ -18,8 +18,7 @@ from tests.fakes import FakeRequest
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
 from weir.messages import Dispatch, Form, Kind, Reason, Request, Timing, Wakeup
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.telemetry.exposition import Exposition, State
 from weir.telemetry.recorder import HALF, SECONDS, Histogram, Metrics, Recorder, RollingWindow
 from weir.testing import FakeClock

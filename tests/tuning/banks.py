@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve import bank
 from weir.policy.solve.bank import Bank, default_rates, solve_bank
 from weir.simulation import banks

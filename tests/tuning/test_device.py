@@ -14,8 +14,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import WaitingTurn
 from weir.errors import ModelError, SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.decision import Greedy, Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device

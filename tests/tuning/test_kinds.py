@@ -14,7 +14,7 @@ from tests.tuning.solving_rig import Rig, running
 from tests.waiting import turns, until
 
 import weir
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.uneven import LOADS, WorkerKind
 from weir.tuning import SolvingProcess, UnevenRequest

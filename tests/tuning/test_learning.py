@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.batching.service_time import ServiceTime
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.tuning.learning import ENOUGH, ProfileMaker, learned_profile
 
 

@@ -18,8 +18,7 @@ from tests.waiting import until
 
 import weir
 from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.cost import GOOGLENET_P4, Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.testing import FakeExecutor
 

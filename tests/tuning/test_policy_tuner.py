@@ -11,7 +11,7 @@ from tests.tuning.solving_rig import Rig, running
 from tests.waiting import turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
-from weir.policy.cost.objective import LatencySLO, Prices
+from weir.policy.cost import LatencySLO, Prices
 from weir.policy.online.adaptive import AutoPolicy
 from weir.tuning import SolveRequest
 from weir.tuning import policy_tuner as resolving

@@ -20,8 +20,7 @@ from tests.waiting import turns, until
 
 from weir import tuning
 from weir.errors import ModelError, SettingsError
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Prices, Profile
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.tuning import Solver, SolveRequest, SolvingProcess
 

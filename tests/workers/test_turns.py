@@ -25,7 +25,7 @@ from weir.catalog.registry import Registry
 from weir.errors import ModelCrashed, ModelError, ModelNotReady, SettingsError
 from weir.messages import Batch
 from weir.model import Model
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.loading import load_policy
 from weir.policy.solve.bank import solve_bank
 from weir.serving.service import Service

@@ -39,7 +39,7 @@ from weir.catalog.sources import (
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
 from weir.model import Model, adapted, check_model
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.loading import AUTO, RULES
 from weir.profiling import Items, ProfilingSettings, items_of, read_items
 from weir.profiling.machine import describe_machine, find_meters

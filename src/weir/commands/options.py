@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from weir.catalog.sources import ModelToServe
-    from weir.policy.cost.objective import Prices
+    from weir.policy.cost import Prices
 
 
 # The settings that `--help` shows, with an example of each; the others follow by --help=all, a heading or a word.
@@ -104,7 +104,7 @@ class WeightSettings(Checked):
     @property
     def prices(self) -> "Prices":
         """The weights. Raises SettingsError."""
-        from weir.policy.cost.objective import Prices
+        from weir.policy.cost import Prices
 
         return Prices(self.latency_weight, self.energy_weight, self.reference_rate)
 

@@ -26,7 +26,7 @@ from weir.settings import TRUST, declared_by, declared_settings
 from weir.workers.settings import ONE_WORKER
 
 if TYPE_CHECKING:
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import Profile
 
 ROWS_SHOWN = 16
 OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")}

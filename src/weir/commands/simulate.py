@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weir.batching.settings import BatchingSettings
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import Profile
     from weir.simulation.results import Comparison
     from weir.simulation.scaling import ScalingComparison
 
@@ -108,7 +108,7 @@ def simulate(
     from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.policy.cost.profile import read_profile
+    from weir.policy.cost import read_profile
 
     given = {name: texts for name, texts in options.items() if texts}
     settings = SimulationSettings(**values_of(_SIMULATION, options))

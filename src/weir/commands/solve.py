@@ -26,7 +26,7 @@ from weir.commands.options import (
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weir.policy.cost.profile import Floats, Profile
+    from weir.policy.cost import Floats, Profile
     from weir.policy.solve.bank import Bank, Solution
     from weir.simulation.banks import Beside
 
@@ -56,7 +56,7 @@ def solve(
     from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.policy.cost.profile import read_profile
+    from weir.policy.cost import read_profile
 
     weights = WeightSettings(**values_of(WEIGHTS, options))
     measured = read_profile(profile)

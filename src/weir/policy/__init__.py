@@ -1,7 +1,7 @@
 """Decides when to dispatch a batch, and how large: pure functions without I/O, clock or randomness.
 
 What every policy is          decision (with the simple policies), loading
-cost/    what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO
+cost     what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO
 solve/   the queue as a decision process and its solver: smdp, tables; the best table for one arrival rate, and for
          every rate: bank
 online/  a policy while it serves: the estimated arrival rate (arrivals), the tables for it (rate), the decisions and what

@@ -31,7 +31,7 @@ class Meter(Protocol):
 
     @property
     def source(self) -> str:
-        """One of ENERGY_SOURCES in policy/cost/profile.py."""
+        """One of ENERGY_SOURCES in policy/cost.py."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Energy:
     """The energy of batches, as far as it is known.
 
     Attributes:
-        source: one of ENERGY_SOURCES in policy/cost/profile.py.
+        source: one of ENERGY_SOURCES in policy/cost.py.
         watts: the power of a busy worker, used if `batch_mj` is empty.
         batch_mj: by size, the millijoules of a batch, as read.
         about: notes for the profile.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weir.errors import ModelError, RequestError, SettingsError
 from weir.numerics import isotonic, monotone_curve
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.profiling import Items, ProfilingSettings
 from weir.profiling.machine import Energy, Meters, judged, modelled, read_energy, windows
 from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler

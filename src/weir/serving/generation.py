@@ -36,7 +36,7 @@ from weir.workers.timer import sleep
 from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import Profile
     from weir.tuning.learning import StartMeasurement
     from weir.tuning.policy_tuner import PolicyTuner
     from weir.tuning.workers import WorkerTuner

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
-from weir.policy.cost.profile import Floats, Profile, read_profile
+from weir.policy.cost import ROUNDING, Floats, LatencySLO, Prices, Profile, read_profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import HYSTERESIS, LOWER, Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate

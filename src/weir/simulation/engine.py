@@ -24,7 +24,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Form, Kind, Wakeup
 from weir.numerics import GammaQuantile
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.policy.decision import Policy
 from weir.simulation.arrivals import Floats, Ints
 

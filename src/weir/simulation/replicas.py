@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.numerics import GammaQuantile
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 from weir.policy.solve.tables import Table, limit_of, multi_worker_table, stacked
 
 Ints = NDArray[np.int64]

@@ -9,8 +9,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Prices, Profile
 from weir.simulation.arrivals import Floats, Ints
 from weir.simulation.engine import LogPart, Run
 from weir.simulation.statistics import Estimate, LogHistogram, estimate, plain, short, stretch_length

@@ -17,8 +17,7 @@ import numpy as np
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Dispatch, Wakeup
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, LatencySLO, Prices, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import ROUNDING, LatencySLO, trimmed
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import ROUNDING, Floats, LatencySLO, Profile, trimmed
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan, admission
 from weir.policy.solve.tables import Table, greedy_table, multi_worker_table
 from weir.simulation.arrivals import Arrivals, MarkovModulated
@@ -45,7 +44,7 @@ class Rule(NamedTuple):
         allowance: by rows waiting, seconds after the oldest arrival at which a wait ends; all rows that fit are then
             dispatched.
         fits: by rows, seconds after the oldest arrival by which a batch must start for that row to be in time. If
-            given, batches are trimmed to that (see `trimmed` in policy/cost/objective.py).
+            given, batches are trimmed to that (see `trimmed` in policy/cost.py).
         silence: seconds after the last arrival at which a wait ends.
         max_waiting: arrivals are refused while that many rows wait; 0: never.
         gate: arrivals are also refused as it says (see policy/online/admission.py).

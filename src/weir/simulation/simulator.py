@@ -12,8 +12,7 @@ import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile, read_profile
+from weir.policy.cost import LatencySLO, Prices, Profile, read_profile
 from weir.policy.decision import Observation, Policy, complete
 from weir.policy.loading import load_policy
 from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals

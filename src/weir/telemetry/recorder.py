@@ -22,8 +22,7 @@ from weir.metrics import MetricReport, ReportedMetrics
 if TYPE_CHECKING:
     from prometheus_client.samples import Exemplar
 
-    from weir.policy.cost.objective import Prices
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import Prices, Profile
 
 # 100 µs (one request through an idle server) to 30 s (the default timeout), three steps to a decade.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

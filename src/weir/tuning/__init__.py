@@ -20,8 +20,7 @@ from weir.workers.settings import WorkerSettings
 from weir.workers.timer import resolve
 
 if TYPE_CHECKING:
-    from weir.policy.cost.objective import LatencySLO, Prices
-    from weir.policy.cost.profile import Profile
+    from weir.policy.cost import LatencySLO, Prices, Profile
     from weir.policy.solve.bank import Bank
     from weir.policy.solve.device import DeviceLoad, DeviceTable
     from weir.policy.solve.uneven import UnevenBank, WorkerKind

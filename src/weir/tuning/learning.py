@@ -16,7 +16,7 @@ import numpy as np
 from weir.errors import ModelNotReady, WeirError
 from weir.model import Model
 from weir.numerics import isotonic
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.online.adaptive import AutoPolicy
 from weir.profiling import ProfilingSettings, items_of
 from weir.profiling.machine import Meters

@@ -17,8 +17,7 @@ from weir.batching.service_time import KindTimes, ServiceTime
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief, stopped
 from weir.messages import Dispatch, Timing
 from weir.model import Model
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Floats, Profile, read_profile
+from weir.policy.cost import Floats, LatencySLO, Prices, Profile, read_profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.online.drift import BATCHES, Drift, DriftDetector

@@ -19,8 +19,7 @@ from weir.catalog.registry import Registry
 from weir.errors import Overloaded
 from weir.frontends.http.application import held, make_app, make_exposition
 from weir.model import Model
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.decision import ControlLimit
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank

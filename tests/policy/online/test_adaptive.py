@@ -14,8 +14,7 @@ from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost import GOOGLENET_P4, Floats, LatencySLO, Prices, Profile
 from weir.policy.decision import Decision, Greedy, Observation, Policy
 from weir.policy.loading import load_policy
 from weir.policy.online import adaptive

@@ -7,8 +7,7 @@ import pytest
 from tests.policy.banks import searched
 from tests.rings import spread
 
-from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, LatencySLO, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.admission import Admission, AdmissionGate, AdmissionPlan, admission
 from weir.policy.solve.bank import Bank

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.rings import subcases
 
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 from weir.policy.online.drift import BATCHES, MOST_BATCHES, Drift, DriftDetector
 
 

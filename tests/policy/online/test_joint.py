@@ -10,8 +10,7 @@ from tests.policy.banks import Feed
 from tests.rings import subcases
 
 from weir.messages import Reason
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.decision import Decision, Greedy, KindState, Observation, complete
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.joint import DevicePolicy, UnevenPolicy

@@ -8,8 +8,7 @@ from tests.late import scipy
 from tests.policy.banks import LIMITS, PROFILE, bank, promised
 from tests.rings import subcases
 
-from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import LatencySLO, Profile
 from weir.policy.online.admission import admission
 from weir.policy.online.rate import SILENCE, UNLIKELY, RateBand, RateBands, boundaries_of, filling_of
 from weir.policy.solve.bank import Bank

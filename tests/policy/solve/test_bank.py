@@ -16,8 +16,7 @@ from tests.policy.compiler import needs_compiler
 from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, LatencySLO, Prices, Profile
 from weir.policy.online.rate import RateBands
 from weir.policy.solve.bank import Bank, QuantileSampler, default_rates, solve, solve_bank, solve_rates
 from weir.policy.solve.smdp import SteadyQueue, evaluate, longest_of, solve_long

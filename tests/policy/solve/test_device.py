@@ -7,8 +7,7 @@ import pytest
 from benchmarks.policies.two_models import TwoModels
 from tests.rings import subcases
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve.device import BUSIEST, TILT, TILTS, DeviceLoad, _tilted, device_load, solve_device, variants
 from weir.policy.solve.smdp import LONGEST, solve_long
 from weir.policy.solve.tables import extended, limit_of

@@ -4,8 +4,7 @@ from reproduction.truncated import solve_truncated
 from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 from weir.policy.solve.bank import solve
 from weir.policy.solve.smdp import (
     LONGEST,

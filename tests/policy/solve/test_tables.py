@@ -6,7 +6,7 @@ from reproduction.bounded import arrivals, band
 from tests.rings import subcases
 
 from weir.errors import SettingsError
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost import GOOGLENET_P4, Profile
 from weir.policy.solve import tables
 from weir.policy.solve.tables import (
     extended,

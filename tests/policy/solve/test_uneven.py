@@ -9,8 +9,7 @@ from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.solve import uneven
 from weir.policy.solve.uneven import LOADS, QUEUES, STEPS, UnevenBank, WorkerKind, solve_uneven
 

@@ -18,7 +18,7 @@ from tests.workers.pools import Pool, Recorder, make_pool, started
 import weir
 from weir.config import SILENCE
 from weir.errors import ModelError
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.process.entry import hurry
 from weir.workers.process.launch import MALLOC, Launch, Popen, Template, Templates, start_process

@@ -13,7 +13,7 @@ from weir import errors
 from weir._version import __version__
 from weir.messages import JSON, MSGPACK, DispatchRecord
 from weir.model import Example, Model, Tensor, is_tensor_model
-from weir.policy.cost.objective import Prices
+from weir.policy.cost import Prices
 from weir.protocols.response import ErrorValue, read_types
 from weir.serving.generation import WorkerView
 from weir.serving.handle import ModelHealth, ResidencyView

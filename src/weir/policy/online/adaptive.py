@@ -24,8 +24,7 @@ import numpy as np
 from weir.config import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.objective import LatencySLO, Prices, trimmed
-from weir.policy.cost.profile import Profile, read_profile
+from weir.policy.cost import LatencySLO, Prices, Profile, read_profile, trimmed
 from weir.policy.decision import Decision, Greedy, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate

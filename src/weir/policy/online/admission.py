@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.objective import ROUNDING, LatencySLO
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import ROUNDING, Floats, LatencySLO, Profile
 from weir.policy.solve.tables import Table, multi_worker_table
 
 # A batch serves at least this share of the rows per second that the best one does. Smaller batches would let more rows

@@ -28,7 +28,7 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Profile
 
 NOTICEABLE = 0.1  # relative change of the service time for which new tables are worth solving
 MATTERS = log1p(NOTICEABLE) / 2.0  # a measured change of log τ that counts

@@ -8,7 +8,7 @@ from math import inf, log, sqrt
 import numpy as np
 
 from weir.messages import Reason
-from weir.policy.cost.objective import ROUNDING
+from weir.policy.cost import ROUNDING
 from weir.policy.decision import Decision, Observation
 from weir.policy.online.admission import Admission, AdmissionGate, admission
 from weir.policy.solve.bank import HYSTERESIS, Bank, hysteresis

@@ -28,8 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
 from weir.numerics import gamma_tail, log_gamma
-from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, LatencySLO, Prices, Profile, unavoidable_power_w
 from weir.policy.solve.smdp import (
     LONGEST,
     Actions,

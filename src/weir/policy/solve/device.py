@@ -30,8 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 from weir.policy.solve.smdp import Found, longest_of, solve_long
 from weir.policy.solve.tables import Table, extended, greedy_table
 

@@ -28,8 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import LEAST_RATE, Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import LEAST_RATE, Floats, Prices, Profile
 from weir.policy.solve.tables import (
     Table,
     checked_table,

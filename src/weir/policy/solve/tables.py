@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Profile
 
 Table = NDArray[np.uint16]
 

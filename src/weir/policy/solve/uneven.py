@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost import Floats, Prices, Profile
 
 STEPS = (24, 12)  # of the longest batch of each kind, in the chain
 UNITS = 32  # a largest batch of more rows is counted in this many units of rows

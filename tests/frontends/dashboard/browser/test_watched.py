@@ -15,8 +15,7 @@ from tests.frontends.http.fast.kit import Square
 import weir
 from weir.errors import Overloaded
 from weir.frontends.dashboard import DashboardSampler, Ring, Sections, Watch, make_dashboard, pages_of
-from weir.policy.cost.objective import Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost import Prices, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
 
