@@ -19,7 +19,7 @@ from tests.streaming_models import Count, Prefixes, Ticking
 from tests.waiting import turns, until
 from tests.workers.models import Echo
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import weir
 from weir import Service
@@ -252,6 +252,12 @@ def test_pages_of_other_origins_are_refused_unless_cors_lets_them(
 
 async def test_any_asgi_server_can_host_them() -> None:
     with hosted(weir.asgi(Service(Count, executor="thread")), ws="wsproto") as url:
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws{url[4:]}/infer/count")
+        assert (
+            refused.value.response.status_code,
+            b"available: /v2/ws, /models/infer" in refused.value.response.body,
+        ) == (404, True)
         async with connect(f"ws{url[4:]}/v2/ws") as client:
             await client.send(item("count", 2))
             assert await answers(client) == [1, 2]

@@ -21,12 +21,14 @@ from weir.errors import (
     Cancelled,
     CapacityError,
     Conflict,
+    NotFound,
     Overloaded,
     WeirError,
     bounded,
     brief,
     draining,
 )
+from weir.frontends.http.asgi import deny, inner_path
 from weir.messages import TRACEPARENT
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
@@ -35,6 +37,7 @@ from weir.protocols.call import InferenceCall, Writing
 from weir.protocols.data_plane import find
 from weir.protocols.exchange import Exchange
 from weir.protocols.offloading import off_loop
+from weir.protocols.response import error_response
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.status import kserve_code
@@ -405,7 +408,7 @@ class WebSockets:
 
     def routes(self) -> list[WebSocketRoute]:
         """Return the Starlette routes of the WebSockets."""
-        return [WebSocketRoute(path, self.serve) for path in PATHS]
+        return [*(WebSocketRoute(path, self.serve) for path in PATHS), WebSocketRoute("/{path:path}", _refuse)]
 
     @property
     def open(self) -> int:
@@ -439,3 +442,8 @@ class WebSockets:
         while self._sessions:
             self._none_left.clear()
             await self._none_left.wait()
+
+
+async def _refuse(socket: WebSocket) -> None:
+    error = NotFound(f"{inner_path(socket.scope)}: no WebSocket has this path; available: {', '.join(PATHS)}")
+    await deny(error_response(error), socket.scope, socket.send)

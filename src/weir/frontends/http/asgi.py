@@ -667,7 +667,7 @@ class Gate:
         refuse = next((refuse for prefix, refuse in self._refusals.items() if path.startswith(prefix)), error_response)
         response = refuse(error)
         if scope["type"] == "websocket":
-            return await _deny(response, scope, send)
+            return await deny(response, scope, send)
         if _wants_page(scope):  # a browser then asks its user for the key
             response.headers.append(_BASIC)
         await AsgiCall(scope, receive, send, self._settings).refuse(response)
@@ -687,7 +687,8 @@ def with_key(document: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-async def _deny(response: HttpResponse, scope: Scope, send: Send) -> None:
+async def deny(response: HttpResponse, scope: Scope, send: Send) -> None:
+    """Refuse a WebSocket with `response`."""
     if _DENIAL not in scope.get("extensions", {}):
         return await send({"type": "websocket.close"})  # the ASGI server sends status 403
 
