@@ -49,7 +49,7 @@ import weir
 from benchmarks import models
 from benchmarks.harness.servers import ROOT, environment
 from benchmarks.models import Grid, Words
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.catalog.registry import Registry
 from weir.frontends.grpc import CORE_VARIABLES, GrpcSettings
 from weir.frontends.grpc.core import Core

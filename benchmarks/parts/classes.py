@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.result import Part, Result, Run
 from benchmarks.parts.classes_live import STEPS, Texts, measure_live
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.messages import Dispatch
 from weir.policy.decision import Greedy
 from weir.simulation.engine import Engine, LogPart, SimulatedModel, SimulatedRequest, SimulatedWorkers

@@ -18,9 +18,9 @@ from reproduction.truncated import solve_truncated
 from benchmarks.harness.result import Result, count, milliseconds
 from benchmarks.harness.rounds import Measurements, Rounds, medians, spreads
 from benchmarks.harness.servers import ask_own
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
-from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch, Form, Wakeup
 from weir.policy.cost import GOOGLENET_P4, Profile

@@ -33,7 +33,7 @@ import weir
 from benchmarks.harness.result import Part, Result, Run
 from benchmarks.harness.servers import ROOT, ask_own
 from benchmarks.models import TEN_TIMES, Exactly
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.bench.run import Alarm, send_on_time
 from weir.bench.target import Ledger as Books
 from weir.errors import WeirError

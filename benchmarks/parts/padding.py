@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from benchmarks.harness.result import Part, Result, Run, count
 from benchmarks.harness.texts import paragraphs
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
-from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Form, Wakeup
 from weir.policy.decision import Greedy

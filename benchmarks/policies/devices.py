@@ -10,7 +10,7 @@ from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.deadlines import by_arrival, by_deadline, late_shares
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from benchmarks.policies.two_models import Rule, TwoModels
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.batching.workers import SharedWorkers
 from weir.messages import Dispatch
 from weir.policy.cost import Floats, Profile

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.catalog.sources import (
     ALL_FORMS,
     TORCHSERVE,

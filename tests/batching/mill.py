@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
@@ -16,7 +17,6 @@ from weir.batching.group import FifoQueue, Group, size_class
 from weir.batching.padded import LengthQueue, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.retry import CrashRetry
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
 from weir.messages import Dispatch, Events, Form, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Greedy, Observation, Policy

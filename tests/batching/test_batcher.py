@@ -10,9 +10,9 @@ import pytest
 from tests.batching.mill import Asked, Mill, Notes, check_order, listed, many
 from tests.rings import subcases
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.messages import Dispatch, Express, Reason, Wakeup
 from weir.policy.decision import ControlLimit, FullBatches, Greedy, Observation, SizeOrDelay

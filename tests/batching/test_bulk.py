@@ -7,9 +7,9 @@ import pytest
 from tests.batching.mill import Asked, Mill, Notes, listed, many
 from tests.rings import subcases
 
+from weir.batching import BatchingSettings
 from weir.batching.bulk import DEFAULT_DELAY, BulkSize, BulkWork, is_bulk
 from weir.batching.group import FifoQueue
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Express, Reason
 from weir.policy.decision import ControlLimit, Greedy, SizeOrDelay

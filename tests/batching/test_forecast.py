@@ -7,8 +7,8 @@ import pytest
 from tests.batching.mill import Asked, Mill, filled, listed, many
 from tests.rings import spread, subcases
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Wakeup
 from weir.policy.decision import Greedy, Observation

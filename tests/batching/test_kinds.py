@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
 from weir.batching.forecast import MARGIN
 from weir.batching.service_time import KindTimes
-from weir.batching.settings import BatchingSettings
 from weir.messages import Wakeup
 from weir.policy.decision import Decision, Greedy, KindState, Observation, complete
 from weir.simulation.engine import SimulatedRequest

@@ -10,11 +10,11 @@ from tests.batching import mill
 from tests.batching.mill import Asked, Mill, listed
 from tests.rings import subcases
 
+from weir.batching import BatchingSettings
 from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
 from weir.batching.padded import ByLength, LengthQueue, length_of
 from weir.batching.request_state import is_gone
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, InvalidRequest
 from weir.messages import Dispatch
 

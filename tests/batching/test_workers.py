@@ -9,8 +9,8 @@ import pytest
 from tests.batching.mill import many
 from tests.rings import subcases
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher, BatcherUser
-from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places, Reservation, SharedWorkers
 from weir.messages import Dispatch, Wakeup
 from weir.policy.decision import ControlLimit, Greedy

@@ -8,7 +8,7 @@ import pytest
 from tests.rings import subcases
 from tests.served import weir_here
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost import Profile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.rings import spread, subcases
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost import LatencySLO, Prices, Profile
 from weir.policy.scaling import WorkerRange

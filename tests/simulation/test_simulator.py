@@ -14,7 +14,7 @@ import pytest
 from reproduction.response import response_time
 from tests.rings import spread, subcases
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost import GOOGLENET_P4, Prices, Profile
 from weir.policy.decision import ControlLimit, Decision, FullBatches, Greedy, Observation, Policy, SizeOrDelay

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import Dispatch
 from weir.text_models.texts import TOO_LONG, Text, TextOutput, TokenDetail, prompt_text

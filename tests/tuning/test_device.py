@@ -10,8 +10,8 @@ from tests.rings import subcases
 from tests.workers.models import Echo
 
 import weir
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher
-from weir.batching.settings import BatchingSettings
 from weir.batching.workers import WaitingTurn
 from weir.errors import ModelError, SettingsError
 from weir.policy.cost import Prices, Profile

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
+from weir.batching import BatchingSettings
 from weir.batching.bulk import BulkWork, WorkClass, is_bulk
 from weir.batching.collate import Lost
 from weir.batching.compose import BatchDraft, Composer
@@ -38,7 +39,6 @@ from weir.batching.queue import Bound, Rank, RequestQueue
 from weir.batching.request_state import settle, steps
 from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
-from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places, Running, WaitingTurn, Worker, WorkerKinds
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, draining
 from weir.messages import Dispatch, Form, Kind, Reason, Request, Wakeup, explained

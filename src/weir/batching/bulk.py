@@ -16,11 +16,11 @@ A `WorkClass` is what interactive and bulk work have in common.
 
 from math import inf
 
+from weir.batching import BatchingSettings
 from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
 from weir.batching.queue import RequestQueue
 from weir.batching.retry import CrashRetry
-from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places
 from weir.messages import Dispatch, Request
 from weir.policy.decision import PolicyBase

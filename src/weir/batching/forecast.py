@@ -9,12 +9,12 @@ arm the timer.
 from math import inf
 from typing import NamedTuple
 
+from weir.batching import BatchingSettings
 from weir.batching.group import FifoQueue, Group
 from weir.batching.padded import length_of
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import is_gone
 from weir.batching.service_time import ServiceTime
-from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places
 from weir.messages import Reason, Request
 from weir.policy.decision import Decision, Observation

@@ -25,10 +25,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
+from weir.batching import BatchingSettings
 from weir.batching.compose import BatchDraft, Composer
 from weir.batching.group import SLACK, FifoQueue, Group, PriorityLevel, Share
 from weir.batching.request_state import is_gone, lead, overtake, rows_left, steps
-from weir.batching.settings import BatchingSettings
 from weir.messages import Request
 
 

@@ -25,7 +25,7 @@ from weir.settings import declared_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weir.batching.settings import BatchingSettings
+    from weir.batching import BatchingSettings
     from weir.policy.cost import Profile
     from weir.simulation.results import Comparison
     from weir.simulation.scaling import ScalingComparison

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from weir.batching import BatchingSettings
 from weir.batching.request_state import finish_each, settle
-from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError, unknown_model
 from weir.fronts.messages import (
     FORMS,

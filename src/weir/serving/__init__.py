@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched

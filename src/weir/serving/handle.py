@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Block, Request, label_of, parts_of
 from weir.model import Measure, Model, is_tensor_model, overrides

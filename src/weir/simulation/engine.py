@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.batching import BatchingSettings
 from weir.batching.batcher import Batcher, BatcherUser
 from weir.batching.request_state import RequestBase
-from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Form, Kind, Wakeup
 from weir.numerics import GammaQuantile

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import SettingsError
 from weir.messages import Dispatch, Wakeup
 from weir.policy.cost import Floats, LatencySLO, Prices, Profile

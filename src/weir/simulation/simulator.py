@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost import LatencySLO, Prices, Profile, read_profile
 from weir.policy.decision import Observation, Policy, complete

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief, draining
 from weir.images import Picture
 from weir.messages import JSON, LONGEST_TIMEOUT, OBJECT, Form

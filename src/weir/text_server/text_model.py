@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.catalog.sources import ModelToServe
 from weir.config import stated_settings, that_affect_speed
 from weir.errors import InvalidRequest, SettingsError

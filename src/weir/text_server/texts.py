@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
 from weir.images import Picture
 from weir.messages import Dispatch, Origin, Trace

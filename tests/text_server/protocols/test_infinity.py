@@ -9,7 +9,7 @@ from tests.text_server.hashing import HashingEncoder, labeller, ranker
 from tests.text_server.served_texts import Standing, asked, post
 
 from weir._version import __version__
-from weir.batching.settings import BatchingSettings
+from weir.batching import BatchingSettings
 from weir.errors import InvalidRequest
 
 
