@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from deploy.image import VARIANTS
+from tests.rings import subcases
 
 import weir
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 
 
 def read(path: Path) -> Any:
@@ -101,8 +104,8 @@ def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
 
 
 def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
-    registry = {"id-token": "write", "packages": "write"}
-    published = {"publish": {"id-token": "write"}, "publish-containers": registry, "publish-chart": registry}
+    provenance, registry = {"id-token": "write", "attestations": "write"}, {"id-token": "write", "packages": "write"}
+    published = {"publish": provenance, "publish-containers": {**provenance, **registry}, "publish-chart": registry}
     for workflow in WORKFLOWS:
         assert read(workflow)["permissions"] == {"contents": "read"}
         assert "secrets." not in workflow.read_text()
@@ -110,11 +113,13 @@ def test_only_jobs_that_publish_may_write_and_they_have_no_secret() -> None:
         assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each) for each in used)  # a tag may be moved
         may = {name: job["permissions"] for name, job in read(workflow)["jobs"].items() if "permissions" in job}
         assert may == (published if workflow.name == "release.yml" else {})
-    jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
+    jobs = read(RELEASE)["jobs"]
     assert {name: job.get("needs") for name, job in jobs.items()} == {
         "build": None, "try": "build", "publish": ["image", "try"], "image": "build", "publish-containers": ["image", "try"], "publish-chart": "publish-containers",
     }  # fmt: skip
     assert any("pypi-publish" in step.get("uses", "") for step in jobs["publish"]["steps"])
+    for name in ("publish", "publish-containers"):
+        assert any("/attest-build-provenance@" in step.get("uses", "") for step in jobs[name]["steps"])
     checkouts = [step for job in jobs.values() for step in job["steps"] if "/checkout@" in step.get("uses", "")]
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
@@ -129,10 +134,35 @@ def test_the_wheel_is_tried_with_extras_that_exist() -> None:
 
 
 def test_the_tag_of_a_release_is_compared_with_the_version_that_is_there() -> None:
-    (line,) = [step["run"] for step in steps(ROOT / ".github" / "workflows" / "release.yml") if "_version" in step.get("run", "")]  # fmt: skip
+    (line,) = [step["run"] for step in steps(RELEASE) if "_version" in step.get("run", "")]
     assert "src/weir/_version.py" in line
     assert f'__version__ = "{weir.__version__}"' in (ROOT / "src" / "weir" / "_version.py").read_text()
     assert read(ROOT / "CITATION.cff")["version"] == weir.__version__
+
+
+def test_a_release_is_built_with_versions_that_are_pinned() -> None:
+    (build,) = (step for step in steps(RELEASE) if "python -m build" in step.get("run", ""))
+    assert build["env"]["PIP_CONSTRAINT"].endswith("/lock.txt")
+    locked = {line.partition("==")[0] for line in (ROOT / "lock.txt").read_text().splitlines()}
+    assert {"build", "hatchling", "pathspec", "pyproject_hooks", "trove-classifiers"} <= locked
+
+
+def test_every_image_that_can_be_built_is_published() -> None:
+    jobs = read(RELEASE)["jobs"]
+    built = [name for each in jobs["image"]["strategy"]["matrix"]["include"] for name in each["variants"].split()]
+    assert built == jobs["publish-containers"]["strategy"]["matrix"]["variant"] == list(VARIANTS)
+
+
+@subcases(
+    ("tag", "version"),
+    [("v0.2.0", "0.2.0"), ("v0.2.0rc1", "0.2.0-rc.1"), ("v1.0.0a12", "1.0.0-a.12"), ("v1.0.0.dev3", "1.0.0-dev.3")],
+)
+def test_the_chart_of_a_release_has_a_semantic_version(tag: str, version: str) -> None:
+    (script,) = (step["run"] for step in steps(RELEASE) if "helm package" in step.get("run", ""))
+    line, *_ = (line for line in script.splitlines() if line.startswith("version="))
+    words = ["bash", "-c", f'{line}\necho "$version"']
+    made = subprocess.run(words, env={**os.environ, "GITHUB_REF_NAME": tag}, capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == version
 
 
 GROUPS = ("weir.platforms", "weir.protocols", "weir.frontends", "weir.policies", "weir.executors", "weir.adapters")

@@ -231,7 +231,8 @@ def test_the_values_of_the_docs_are_taken() -> None:
 
 def test_the_chart_has_the_version_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (weir.__version__, weir.__version__)
+    semantic = re.sub(r"\.?(a|b|rc|dev)(\d+)$", r"-\1.\2", weir.__version__)
+    assert (chart["version"], chart["appVersion"]) == (semantic, weir.__version__)
     image = pod_of(rendered({}))["spec"]["containers"][0]["image"]
     assert image.endswith(f":{weir.__version__}")
 
