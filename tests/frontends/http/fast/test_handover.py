@@ -217,6 +217,12 @@ async def test_who_leaves_amid_a_response_is_heard_of_and_no_error_is_in_it(behi
         assert app.heard == ["/elsewhere http.disconnect"]
 
 
+@subcases(("version", "statuses"), [("1.1", [100]), ("1.0", [])])
+async def test_an_old_client_gets_no_continue(version: str, statuses: list[int]) -> None:
+    received, _ = await exchanged(CHUNKED.replace(b"1.1\r\n", f"{version}\r\nExpect: 100-continue\r\n".encode()))
+    assert [answer.status for answer in received] == statuses
+
+
 async def test_trailers_do_not_become_headers() -> None:
     seen: list[Any] = []
 

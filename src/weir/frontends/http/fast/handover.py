@@ -546,6 +546,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._pace, self._arrived = Pace(self._shared.tick), 0
         self._head = head_bytes(len(self.url) + head_size(self.headers))
         self._look_at_framing()
+        self.expect_100_continue &= self.parser.get_http_version() != "1.0"  # RFC 9110, section 10.1.1
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # it does not open a WebSocket
