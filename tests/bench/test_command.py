@@ -69,7 +69,7 @@ def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Se
     ):
         with pytest.raises(SettingsError, match=wrong) as caught:
             command(*arguments)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value) and "/load" not in str(caught.value)
 
 
 def test_what_a_server_has_recorded_can_be_played_again(served: Served, tmp_path: Path) -> None:

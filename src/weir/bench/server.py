@@ -221,7 +221,11 @@ def _paths(document: Any) -> list[str]:
     paths = document.get("paths") if isinstance(document, dict) else None
     if not isinstance(paths, dict):
         return []
-    return [path for path, methods in paths.items() if isinstance(methods, dict) and "post" in methods]
+    posts = {
+        path: methods["post"] for path, methods in paths.items() if isinstance(methods, dict) and "post" in methods
+    }
+    controls = "Open Inference Protocol"  # the tag of its calls that are for no single model
+    return [path for path, post in posts.items() if not isinstance(post, dict) or controls not in post.get("tags", ())]
 
 
 # How it is sent.
@@ -340,7 +344,9 @@ def _grpc(endpoint: TargetEndpoint, options: HttpOptions) -> Made:
     from weir.client.grpc import AsyncGrpcTransport, GrpcCalls
 
     if options.insecure and endpoint.tls:
-        raise SettingsError("gRPC accepts no certificate that it cannot check (insecure)")
+        raise SettingsError(
+            "insecure: gRPC accepts no certificate that it cannot check; name its authority in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+        )
     metadata = tuple((name.lower(), value) for name, value in options.headers.items())
     credentials = grpc.ssl_channel_credentials() if endpoint.tls else None
     return GrpcCalls(), Sender(partial(AsyncGrpcTransport, endpoint.server, metadata, credentials), options)
