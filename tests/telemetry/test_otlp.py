@@ -1,6 +1,7 @@
 """A real server sends its spans and metrics to a real OTLP receiver, each a process of its own."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +21,7 @@ import httpx
 import numpy as np
 from prometheus_client.openmetrics import parser as openmetrics
 from tests.rings import subcases
-from tests.served import Served, serving, weir
+from tests.served import Served, serving, until, weir
 from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
 
@@ -160,25 +161,31 @@ def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str, protoc
     assert metrics["process.uptime"]["points"][0]["value"] > 0
 
 
-@subcases("hangs", [False, True])
-def test_a_receiver_that_takes_nothing_costs_a_warning(hangs: bool) -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        if hangs:  # it connects, and nobody reads; otherwise nobody listens
-            bound.listen()
+def test_a_gauge_that_is_gone_is_sent_as_zero(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = []
+    os.mkfifo(fifo := tmp_path / "fifo")
+    model = tmp_path / "late.py"
+    model.write_text(
+        f"import weir\n\n\nclass Late(weir.Model):\n    def load(self):\n        open({str(fifo)!r}).close()\n\n"
+        "    def predict(self, batch):\n        return batch\n"
+    )
+
+    def workers() -> dict[str, float]:
+        points = [point for each in list(lines) if each["name"] == "weir_workers" for point in each["points"]]
+        return {point["labels"]["state"]: point["value"] for point in points}  # the last of each state
+
+    with receiving(lines) as endpoint:
         env = {
             "OTEL_METRICS_EXPORTER": "otlp",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{bound.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
             "OTEL_METRIC_EXPORT_INTERVAL": "100",
         }
-        with serving(f"{SIMPLE}:Simple", env=env) as (served, client):
-            if not hangs:
-                served.until_logged("metrics cannot be sent .* reason=.*Connection refused")
-            with bound.accept()[0] if hangs else nullcontext():
-                assert client.post("/infer/simple", json={"INPUT0": [ROW], "INPUT1": [ROW]}).status_code == 200
-                served.signal(signal.SIGTERM)
-                assert served.wait() == 0
-            served.until_logged("the last metrics are lost")
+        with Served(f"{model}:Late", env=env) as served:
+            until(lambda: workers() == {"starting": 1})
+            fifo.write_text("")  # the worker waits for it
+            until(lambda: workers() == {"starting": 0, "ready": 1})
+            served.signal(signal.SIGTERM)
+            assert served.wait() == 0
 
 
 class Refusing(BaseHTTPRequestHandler):

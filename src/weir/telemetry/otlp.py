@@ -89,6 +89,7 @@ class _Joining(sdk.MetricExporter):
         self._scheme = scheme
         self._loop = loop
         self._since = time.time_ns()
+        self._gauges: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}  # the last of each name, by labels
         self._result = sdk.MetricExportResult.SUCCESS  # of the last export
         self._ended = False
 
@@ -114,9 +115,18 @@ class _Joining(sdk.MetricExporter):
         return self._result
 
     async def _read(self) -> list[sdk.Metric]:
-        now, families = time.time_ns(), self._exposition.registry.collect()
+        now, families = time.time_ns(), list(self._exposition.registry.collect())
+        for family in families:
+            if family.type == "gauge":
+                family.samples += self._gone(family)
         shown = [_metric(family, (self._since, now)) for family in families if family.samples]
         return [*shown, *self._conventional(now)]
+
+    def _gone(self, family: Family) -> list[Sample]:
+        """Return zeros for the series that a gauge had at the last interval and has no more: receivers show the last value for minutes."""
+        before, now = self._gauges.get(family.name, {}), {tuple(each.labels.items()): each for each in family.samples}
+        self._gauges[family.name] = now
+        return [each._replace(value=0.0) for labels, each in before.items() if labels not in now]
 
     def _conventional(self, now: int) -> Iterator[sdk.Metric]:
         """Yield the response times under the names of OpenTelemetry's conventions."""
