@@ -7,7 +7,7 @@ pydantic checks its own types and is imported only for them; msgspec checks all 
 import json
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -174,7 +174,15 @@ def any_of(*declared: Any) -> msgspec.Meta:
     """Return what a JSON schema says of a value that is of one of the types `declared`, to annotate Any with: msgspec has no union of two lists."""
     schemas, components = json_schemas(declared)
     named = {REF_TEMPLATE.format(name): schema for name, schema in components.items()}
-    return msgspec.Meta(extra_json_schema={"anyOf": [named.get(schema.get("$ref", ""), schema) for schema in schemas]})
+    return msgspec.Meta(extra_json_schema={"anyOf": _inlined(schemas, named)})
+
+
+def _inlined(schema: Any, named: Mapping[str, Any]) -> Any:
+    """Return `schema` with what it refers to in place of the references, as msgspec has no components for what Meta says. No type contains itself."""
+    if isinstance(schema, Mapping):
+        found = named.get(schema.get("$ref", ""))
+        return _inlined(found, named) if found else {key: _inlined(value, named) for key, value in schema.items()}
+    return [_inlined(each, named) for each in schema] if isinstance(schema, (list, tuple)) else schema
 
 
 def read_document(document: Any, declared: type[T]) -> T:
