@@ -513,6 +513,13 @@ def test_a_command_whose_library_is_not_installed_says_what_to_install(tmp_path:
     assert (done.returncode, done.stderr) == (2, missing)
 
 
+def test_an_interrupt_while_it_is_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "weir"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (130, "")
+
+
 def test_the_version_and_the_help() -> None:
     assert re.fullmatch(r"weir \d+\.\d+\.\d+\S*\n", weir("--version").stdout)
     assert "serve" in weir_here().stdout and "<bool>" not in weir_here("-h").stdout

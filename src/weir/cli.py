@@ -50,7 +50,7 @@ _EXTRAS: Mapping[str, str] = MappingProxyType(
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code. This is the entry point of the distribution."""
+    """Run the command line and end the process with its exit code."""
     open_standard_descriptors()
     if isinstance(sys.stdout, TextIOWrapper):
         with suppress(OSError):  # where it was a file and is a pipe now
