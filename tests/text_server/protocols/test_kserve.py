@@ -136,6 +136,7 @@ def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog
     ({"input": np.array([[2, 99999, 3]], np.int32)}, {}, r"tensor 'input'\[0\]: token id 1 is 99999"),
     ({"input": np.array([[2.0]], np.float32)}, {}, "datatype 'FP32', must be BYTES"),
     ({"text": np.array(["a"], object)}, {}, "tensors 'text': must be 'input' alone"),
+    ({}, {}, "tensors none: must be 'input' alone"),
     (texts("a"), {"truncate": "maybe"}, "parameter 'truncate'='maybe': must be true or false"),
     (texts("a"), {"dimensions": 0}, "parameter 'dimensions'=0: must be an integer from 1 to"),
     (texts("a"), {"dimensions": 1000}, "parameter 'dimensions'=1000: must be an integer from 1 to"),

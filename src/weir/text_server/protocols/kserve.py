@@ -329,7 +329,8 @@ class TextInference(Inference):
             encoded = await exchange.run(work)
         except WeirError as error:
             exchange.refused(kserve_code(error))
-            raise error.renamed({TEXTS_FIELD: f"tensor {request.inputs[0].name!r}"}) from error.__cause__
+            tensors = ", ".join(repr(each.name) for each in request.inputs)
+            raise error.renamed({TEXTS_FIELD: f"tensor {tensors}"}) from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
         arrays = work.write(encoded)
