@@ -131,6 +131,7 @@ ROW = tensor([[1, 2, 3]])
         (Affine, [ROW], {"outputs": [RequestedOutput("y", {})] * 2}, InvalidRequest, "'y'.*twice"),
         (Affine, [ROW], {"outputs": [RequestedOutput("y", {"classification": 3})]}, Unsupported, "'classification'=3"),
         (Affine, [ROW], {"parameters": {"priority": -1}}, InvalidRequest, "'priority'=-1"),
+        (Pair, [ROW], {}, InvalidRequest, r"tensors \[\('x', 'FP32'\)\]: model 'pair' takes items: send one tensor 'input' of BYTES"),
         (Pair, [items(b"1", b"")], {}, InvalidRequest, r"'input'\[1\]: is empty"),
         (Pair, [items(b"1", b"[]")], {}, ValidationFailed, r"tensor 'input'\[1\]: "),
         (Words, [items(b'"a"', b"[]")], {}, InvalidRequest, r"tensor 'input'\[1\]: "),

@@ -259,6 +259,12 @@ def entries_of(service: "ModelHandle", request: InferenceRequest, form: Form) ->
         if service.facts.model.keeps_head:
             entry = entry._replace(payload=keep_head(entry.payload, request, entry.form.rows))
         return [entry]
+    given = [(each.name, each.datatype) for each in request.inputs]
+    if given != [("input", "BYTES")]:
+        raise InvalidRequest(
+            f"tensors {brief(given)}: model {service.facts.name!r} takes items: send one tensor 'input' of BYTES, whose elements are "
+            "JSON documents, or send the items to another endpoint, such as /infer"
+        )
     array = bind(request.inputs, ITEM_INPUTS)["input"]
     most = service.facts.batching.max_queue_size
     if len(array) > most:  # before each item is read
