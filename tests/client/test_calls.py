@@ -1,5 +1,7 @@
 """From arrays to tensors."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from weir import errors
 from weir.client import NEVER, ConnectionLost, Result, Retry, TensorValue, Unreachable, calls
 from weir.client.http import HttpCalls
 from weir.client.http_connection import HttpReply, error_of
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.wire.inference import InferenceResponse
 
 
@@ -115,6 +117,34 @@ def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:
     assert program.send(refusal(429, **{"retry-after": "60"})) == calls.Sleep(60.0)
     with pytest.raises(errors.Overloaded, match="no"):
         program.throw(errors.DeadlineExceeded("no time"))
+
+
+async def test_an_error_is_freed_with_the_last_who_has_it() -> None:
+    """It keeps no body of a call until garbage is collected."""
+
+    def send(step: Any, seconds: float) -> Any:
+        raise WeirError("no")
+
+    async def send_async(step: Any, seconds: float) -> Any:
+        send(step, seconds)
+
+    def program() -> calls.Program[None]:
+        yield "step"
+
+    found = []
+    gc.disable()
+    try:
+        try:
+            calls.run(program(), send, 1.0)
+        except WeirError as error:
+            found.append(weakref.ref(error))
+        try:
+            await calls.run_async(program(), send_async, 1.0)
+        except WeirError as error:
+            found.append(weakref.ref(error))
+        assert [each() for each in found] == [None, None]
+    finally:
+        gc.enable()
 
 
 @subcases(

@@ -1,14 +1,17 @@
 """The simulated server keeps its promises for the first seeds, replays to the byte, and finds a fault that is planted."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.rings import spread
@@ -21,6 +24,7 @@ from tests.simulated.shrinking import SEEDS, command, keep, narrowed, shrunk
 from tests.simulated.themes import PLAIN
 from tests.simulated.world import Result, simulate
 
+from weir.errors import DeadlineExceeded, Overloaded
 from weir.jobs.store import Disk
 
 
@@ -87,6 +91,34 @@ def test_a_seed_replays_to_the_byte(name: str) -> None:
         )  # fmt: skip
         assert f"trace {here.trace}" in again.stdout
     assert here.trace != simulate(draw_plan(seed + 1)).trace
+
+
+def kept_by_themselves(garbage: list[Any]) -> set[str]:
+    """Return by which locals of their own tracebacks frequent errors were kept, and with them all that these functions had."""
+    found = set[str]()
+    for error in garbage:
+        if isinstance(error, (Overloaded, DeadlineExceeded)):
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                mine = (name for name, value in frame.f_locals.items() if value is error)
+                found.update(f"{frame.f_code.co_qualname}: {name}" for name in mine)
+    return found
+
+
+def test_an_error_does_not_keep_a_request_until_garbage_is_collected() -> None:
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        ends = Counter[str]()
+        for seed in range(12):
+            ends += simulate(draw_plan(seed)).responses
+        gc.collect()
+        assert kept_by_themselves(gc.garbage) == set()
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert min(ends["429"], ends["503"], ends["504"]) > 0
 
 
 def test_a_planted_fault_is_found_and_replayed_by_the_command() -> None:

@@ -215,6 +215,8 @@ def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) 
         except StopIteration as end:
             value: T = end.value
             return value
+        finally:
+            del resume  # which an error that it raises would hold, and be held by
         try:
             left = _left(step, deadline, timeout)
             response: Any = None
@@ -238,6 +240,8 @@ async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[
         except StopIteration as end:
             value: T = end.value
             return value
+        finally:
+            del resume  # which an error that it raises would hold, and be held by
         try:
             left = _left(step, deadline, timeout)
             response = await (asyncio.sleep(step.seconds) if isinstance(step, Sleep) else send(step, left))
@@ -478,11 +482,10 @@ def retried(retry: Retry, attempt: Callable[[], Program[T]]) -> Program[T]:
             wait = retry.wait(error, tried)
             if wait is None:
                 raise
-            refused = error
-        try:
-            yield Sleep(wait)
-        except DeadlineExceeded:
-            raise refused from None
+            try:
+                yield Sleep(wait)
+            except DeadlineExceeded:
+                raise error from None
         tried += 1
 
 

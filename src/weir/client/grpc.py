@@ -319,12 +319,14 @@ def _failing() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        call: Any = error
-        trailers = dict(_pairs(call.trailing_metadata()))
-        wait = trailers.get(_PUSHBACK)
-        after = int(wait) / 1000 if wait is not None else None
-        text = call.details() or ""
-        raise error_of_code(call.code().name, text, name=trailers.get(ERROR_NAME, ""), retry_after=after) from error
+        raise _error_of(error) from error
+
+
+def _error_of(call: Any) -> WeirError:
+    trailers = dict(_pairs(call.trailing_metadata()))
+    wait = trailers.get(_PUSHBACK)
+    after = int(wait) / 1000 if wait is not None else None
+    return error_of_code(call.code().name, call.details() or "", name=trailers.get(ERROR_NAME, ""), retry_after=after)
 
 
 def _pairs(metadata: Iterable[Any] | None) -> Iterator[tuple[str, str]]:

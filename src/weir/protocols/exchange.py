@@ -81,7 +81,10 @@ async def end_of(begin: Callable[[Ended[T]], Stop]) -> T:
         stop()
         raise
     if isinstance(found, Exception):
-        raise found
+        try:
+            raise found
+        finally:
+            del found, over  # locals of its own traceback
     return found
 
 

@@ -337,13 +337,14 @@ class Driver(BatcherUser):
         if (
             self.not_ready_reason or self.draining or (some_wait and self._outside(request).waiting)
         ) and not self._begins_wait_for_start(request, now):
-            self._wait_or_refuse(request, waits, None)
-            return
+            if self._waits_outside(request, waits):
+                return
+            raise self._refused(request, self._refusal())
         try:
             self.batcher.submit(request, now)
-        except Overloaded as error:
-            self._wait_or_refuse(request, waits, error)
         except Exception as error:
+            if isinstance(error, Overloaded) and self._waits_outside(request, waits):
+                return
             settle(request)
             if isinstance(error, WeirError):
                 self._delivery.refused(request, error)
@@ -378,22 +379,26 @@ class Driver(BatcherUser):
         if self._demand is None or self.refusing or not self.not_ready_reason or self.draining:
             return False
         if (refusal := self._demand(request, now)) is not None:
-            settle(request)
-            self._delivery.refused(request, refusal)
-            raise refusal
+            try:
+                raise self._refused(request, refusal)
+            finally:
+                del refusal  # a local of its own traceback would keep the request until the garbage is collected
         if self.phase is DriverPhase.NEW:
             self._open()
         return not self._outside(request).waiting
 
-    def _wait_or_refuse(self, request: Request, waits: bool, overloaded: Overloaded | None) -> None:
-        if waits and not self.refusing and not self.draining:
-            self._outside(request).append(cast(WaitingCall, request))
-            self._timer.arm(request.deadline)
-            return
-        error = overloaded or self._refusal()
+    def _waits_outside(self, request: Request, waits: bool) -> bool:
+        if not waits or self.refusing or self.draining:
+            return False
+        self._outside(request).append(cast(WaitingCall, request))
+        self._timer.arm(request.deadline)
+        return True
+
+    def _refused(self, request: Request, error: WeirError) -> WeirError:
+        """Settle `request`, and return the error that refuses it."""
         settle(request)
         self._delivery.refused(request, error)
-        raise error
+        return error
 
     def _outside(self, request: Request) -> BackpressureQueue:
         return self.outside_bulk if is_bulk(request) else self.outside

@@ -110,7 +110,10 @@ class GrpcExchange(Exchange):
         self.caller = call.caller
         self._parsed = parsed
         if isinstance(read, WeirError):
-            raise self.refused(read) from None
+            try:
+                raise self.refused(read) from None
+            finally:
+                del read  # a local of its own traceback
         self.request = read
         self._memory: Memory | None = None
         if wants_regions(read):

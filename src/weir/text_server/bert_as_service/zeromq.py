@@ -492,7 +492,10 @@ class RequestHandler:
     def _wait_after(self, error: CapacityError) -> float:
         """Return after how many seconds a request that was refused may be tried again. Raises `error` if the server ends, or the model has raised it."""
         if isinstance(error, Draining) or self.draining or error.ran:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # a local of its own traceback
         return max(_FIRST_WAIT, error.retry_after or 0.0)
 
     def _check_response(self, texts: int, size: int) -> None:

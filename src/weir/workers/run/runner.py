@@ -482,7 +482,10 @@ class StreamingRun:
             yield _ends_of(batch.prepared.batch_id, (yield from self._run(batch, left[:middle])), final=False)
             batch.restarted()
             return (yield from self._run(batch, left[middle:]))
-        return Ends(left, failure)
+        try:
+            return Ends(left, failure)
+        finally:
+            del failure  # a local of its own traceback
 
     def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
         """Run the generator until it returns, or no caller is left. Raises a WeirError for what it raised."""
@@ -532,9 +535,12 @@ class StreamingRun:
         return given
 
     def _fail(self, error: BaseException, items: list[Any]) -> NoReturn:
-        if isinstance(error, (WeirError, *self._fatal)):
-            raise error
-        raise model_error("predict", error, STREAMED_FOR_ONE if raised_by_a_list(error, items) else "")
+        try:
+            if isinstance(error, (WeirError, *self._fatal)):
+                raise error
+            raise model_error("predict", error, STREAMED_FOR_ONE if raised_by_a_list(error, items) else "")
+        finally:
+            del error  # a local of its own traceback
 
     def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Yielded) -> Events | None:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
