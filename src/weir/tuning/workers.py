@@ -211,7 +211,8 @@ class WorkerTuner(SilentObserver):
         self.wanted = wanted
         present = self._present()
         if self._clock() >= self._next_start:
-            for _ in range(wanted - present):
+            leaving = self._stopping is not None  # it is one of the most that may run, until it has ended
+            for _ in range(min(wanted, self._rule.allowed.most - leaving) - present):
                 task = in_background(self._start_worker(), "the start of a worker")
                 self._starting[task] = self._clock()
                 task.add_done_callback(lambda done: self._starting.pop(done, None))
