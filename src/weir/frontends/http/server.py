@@ -412,9 +412,10 @@ class _OverLimit(Kept):
     def stop(self) -> None:
         """Close the connection. A request that has not arrived completely is refused, as on every connection."""
         self._waiting.pop(self, None)
-        connection = self._go_on()
-        connection.replay(bytes(self._data))
-        connection.stop()
+        if not self.transport.is_closing():
+            connection = self._go_on()
+            connection.replay(bytes(self._data))
+            connection.stop()
 
     def give_way(self) -> None:
         """Close the connection: a newer one needs its place."""
@@ -429,7 +430,7 @@ class _OverLimit(Kept):
             asyncio.get_running_loop().call_soon(self.transport.abort)  # when uvloop has sent what was written
 
     def _refuse(self) -> None:
-        if self._refused:
+        if self._refused or self.transport.is_closing():
             return
         self._refused = True
         log, limit = self.shared.log, self.shared.account.max_connections

@@ -251,8 +251,11 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def _close_after(self, data: bytes) -> None:
         self.transport.write(data)
         self.leave()
-        self.shared.connections.discard(self)
-        LingeringClose(self.shared, self.transport).start()
+        if (
+            not self.transport.is_closing()
+        ):  # TLS tells this of a loss that it has seen, whoever has the connection by then
+            self.shared.connections.discard(self)
+            LingeringClose(self.shared, self.transport).start()
 
     def _close(self) -> None:
         self.leave()
@@ -543,8 +546,9 @@ class Connection(ResponseWriter):
         if error is None and plan.length > _FREE_BYTES:
             try:
                 self.charge(plan.length)
-            except WeirError as refusal:
-                error = refusal
+            except WeirError as refusal:  # no other local may hold it: its traceback holds this frame, and so the body
+                self._refuse(refusal)
+                return True
         if error is None:
             self._dispatch(plan, body)
         else:
@@ -681,6 +685,8 @@ class Connection(ResponseWriter):
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         replay = b"".join((head, END_OF_HEAD, body, self._pending))
         self.leave()
+        if self.transport.is_closing():  # see _close_after
+            return
         if self._reading_paused:
             self.transport.resume_reading()
         # Before it is counted elsewhere: counted twice, it could be one too many for another process.
