@@ -80,7 +80,7 @@ class ChangeClient(ChannelClient):
             _ControlCall(self, self._drawn(kind, named=False)).begin(server, peer)
             return
         line = self._line
-        if line is None or not line.open or line.ending:
+        if line is None or not line.usable:
             line = self._line = Line(self, None)
         if line.transport is None:
             self._line = None

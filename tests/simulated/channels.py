@@ -1,6 +1,7 @@
 """What clients of all channels share: turns, numbers, traces, and the responses of HTTP on one connection. The number of a client says of which channel it is."""
 
 import hashlib
+import math
 import random
 import re
 from collections import deque
@@ -177,9 +178,15 @@ class Line(Incoming):
         self.meant = 0  # bytes that are sent, or will be
         self.slow = window is not None
         self.excused = self.slow  # whether the server may close at any time
+        self._added_at = -math.inf  # when the last requests were sent
         self.transport = client.site.connect(self, window)
         if self.transport is None:
             self.open = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether the server has neither closed it nor announced to."""
+        return self.open and not self.ending and not self.transport.is_closing()
 
     def received(self, data: bytes) -> None:
         self._client.note(data)
@@ -190,6 +197,7 @@ class Line(Incoming):
         self.excused |= self.transport is not None and self.transport.was_cut
         # It has waited as long as a drain may; or it was idle while all stood still, and what is sent crosses the end of that.
         self.excused |= (site.draining or site.relays) and site.stood_still(site.loop.now)
+        self.excused |= site.relays and self._added_at == site.loop.now  # what crosses the end of a relay
         super().closed()
 
     def hang_up(self) -> None:
@@ -210,6 +218,7 @@ class Line(Incoming):
         """These are sent."""
         self.waiting += asks
         self.fresh = False
+        self._added_at = self._client.site.loop.now
 
     def go_on(self, now: float) -> None:
         """The server can begin the next request."""

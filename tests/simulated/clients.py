@@ -63,7 +63,7 @@ class Client(ChannelClient):
         elif style == "stall":
             pieces, asks = [data[: draw.randint(1, len(data) - 1)]], []
         line = self._line
-        if line is None or not line.open or line.ending or style == "slow" or draw.random() < 0.1:
+        if line is None or not line.usable or style == "slow" or draw.random() < 0.1:
             self.leave()
             line = self._line = Line(self, 2_000 if style == "slow" else None)
         turn = self._now = Turn(style, line, asks, self.site.loop.now)

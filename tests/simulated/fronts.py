@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import random
 from collections.abc import Callable
 from copy import copy
@@ -44,6 +45,7 @@ STALLS = (
     3.0,
     12.0,
 )  # seconds for which the dispatcher does not read a link: after ten it replaces the front
+HANGS = 15.0  # seconds for which a front was stopped that must have been replaced, whatever still came from it
 COMES_AGAIN = 4.0  # seconds after the end of a front in which the next one listens
 
 
@@ -285,8 +287,11 @@ class SimulatedFronts(Fronts):
 
     def _go_on(self, process: SimulatedProcess) -> None:
         if not process.killed:
-            self.gone_on[process] = self._loop.now
-            self.processes.stopped.pop(process, None)
+            now = self.gone_on[process] = self._loop.now
+            since = self.processes.stopped.pop(process, now)
+            excused_at = max(self._loop.leapt_at, *self._slow_until, -math.inf)
+            if now - since > HANGS and since > excused_at and not self._closing:
+                self._broken(f"a front was stopped for {now - since:.1f} s, and has not been replaced")
         process.go_on()
 
     def counts(self, at: float) -> bool:

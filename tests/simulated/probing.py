@@ -11,6 +11,7 @@ from tests.simulated.asking import Ask
 from tests.simulated.channels import Line
 
 from weir.telemetry.exposition import Exposition
+from weir.telemetry.recorder import End
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -50,7 +51,7 @@ class Prober:
         if self.done:
             return
         line = self._line
-        if line is None or not line.open or line.ending:
+        if line is None or not line.usable:
             line = self._line = Line(self, None)
         if line.transport is None:
             self._line = None  # nothing listens, or not yet again
@@ -63,7 +64,7 @@ class Prober:
         scrape = self._probes % self._scrapes == 0
         ask = Ask(0, _SCRAPE if scrape else _PROBE, False, 0, FOLLOWS, "")
         ask.sent = ask.since = self.site.loop.now
-        if not line.ending and not line.transport.is_closing():
+        if line.usable:
             line.add([ask])
             line.transport.send(ask.data)
         self.site.loop.call_later(self._interval, self._probe)
@@ -103,21 +104,20 @@ class Prober:
         self._counted = counted
 
     def lost(self, line: Line) -> None:
-        """The connection has gone: right if it was idle, which a front that relays it learns a little later."""
-        crossed = self.site.relays and all(ask.sent == self.site.loop.now for ask in line.waiting)
-        if line.waiting and not (line.ending or line.excused or crossed):
+        """The connection has gone: right if it was idle."""
+        if line.waiting and not (line.ending or line.excused):
             self.site.broken("the connection closed without an answer to a probe")
         line.waiting.clear()
 
 
-def wrong_counts(metrics: Any, accepted: int, ended: Counter[str]) -> str:
-    """Return what is wrong with the counts of a server at rest of which `accepted` requests ended so, by the type of the error; "" if nothing is."""
-    counted: Counter[str] = Counter()
+def wrong_counts(metrics: Any, accepted: int, ended: Counter[End]) -> str:
+    """Return what is wrong with the counts of a server at rest of which `accepted` requests ended so; "" if nothing is."""
+    counted: Counter[End] = Counter()
     for table, sign in ((metrics.ended, 1), (metrics.refused_requests, -1)):
-        for (_, _, kind), count in table.items():
-            counted["" if kind is None else kind.__name__] += sign * count
-    if +counted != +ended:
-        return f"the metrics have {dict(+counted)}, and requests ended so: {dict(+ended)}"
+        for (_, frontend, kind), count in table.items():
+            counted[frontend, kind] += sign * count
+    if wrong := {end: (counted[end], ended[end]) for end in counted | ended if counted[end] != ended[end]}:
+        return f"the metrics count ends of requests so, and these are so many: {wrong}"
     times = sum(record.total.count + record.bulk_total.count for record in metrics.models.values())
     return f"{accepted} requests were accepted, and the metrics have {times} times" if times != accepted else ""
 

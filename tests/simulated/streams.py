@@ -36,7 +36,7 @@ class StreamClient(ChannelClient):
         draw = self.draw
         self._style = draw.choice(self.site.plan.theme.of_streams)
         line = self._line
-        if line is None or not line.open or line.ending or self._style == "slow" or draw.random() < 0.3:
+        if line is None or not line.usable or self._style == "slow" or draw.random() < 0.3:
             self.leave()
             line = self._line = Line(self, 1_500 if self._style == "slow" else None)
         if line.transport is None or line.ending:  # nothing listens, or too many are connected

@@ -14,7 +14,7 @@ from weir.batching.bulk import is_bulk
 from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.messages import Dispatch, Request
 from weir.serving.service import Service
-from weir.telemetry.recorder import SilentObserver
+from weir.telemetry.recorder import End, SilentObserver
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -61,7 +61,7 @@ class Watch(SilentObserver):
         self._world = world
         self.open: dict[int, Request] = {}
         self.accepted = 0
-        self.ended: Counter[str] = Counter()
+        self.ended: Counter[End] = Counter()
         self._gone: dict[int, float] = {}  # when the callers left, by the number of the request
 
     def gone(self, asks: Iterable[Ask]) -> None:
@@ -99,7 +99,8 @@ class Watch(SilentObserver):
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
         if isinstance(error, DeadlineExceeded):
             self._check_expired(model, requests)
-        self.ended["" if error is None else type(error).__name__] += len(requests)
+        kind = None if error is None else type(error)
+        self.ended.update((request.form.frontend, kind) for request in requests)
         if isinstance(error, Draining) and ASKED not in error.message:  # a step names itself before
             self._world.check_cut_off(model.partition(":")[0].partition("/")[0])
 
