@@ -473,6 +473,7 @@ def check_model(model: Any) -> type[Model]:
     check_attributes(model, [name for name in vars(Model) if not name.startswith("_")])
     if not overrides(model, "predict"):
         raise SettingsError(f"{model.__name__}: must implement predict(batch)")
+    _check_takes_batch(model)
     _check_content_types(model)
     if bool(model.inputs) != bool(model.outputs):
         raise SettingsError(f"{model.__name__}: a tensor model declares both inputs and outputs")
@@ -550,6 +551,16 @@ def _check_synchronous(model: str, name: str, hook: Any) -> None:
         raise SettingsError(
             f"{model}.{name}: is an async function, but workers have no event loop; it must be a plain function (def)"
         )
+
+
+def _check_takes_batch(model: type[Model]) -> None:
+    predict = _raw(model, "predict")
+    if inspect.isfunction(predict):  # of others, such as a staticmethod, the signature may say too little
+        signature = inspect.signature(predict)
+        try:
+            signature.bind(None, None)
+        except TypeError:
+            raise SettingsError(f"{model.__name__}.predict{signature}: must be predict(self, batch)") from None
 
 
 def _check_not_joined(model: type[Model], what: str) -> None:

@@ -89,6 +89,7 @@ def test_what_is_missing_says_where_was_looked_and_what_there_is(folder: Path) -
         ("target_square:Outer", "must be a subclass of weir.Model or weir.Service"),
         ("target_empty:Square", "it defines no model"),
         ("target_none:Nothing", "must implement predict"),
+        ("nowhere/models", f"; there is nothing at {folder / 'nowhere' / 'models'}"),
     ):
         text = refused(target)
         assert all(each in text for each in said), text

@@ -58,6 +58,10 @@ def typed(content_types: Any) -> type[weir.Model]:
         ({"model": Square, "name": "my model"}, "name='my model': must be up to 255 .*; 'my-model' would do"),
         ({"model": None}, r"must implement predict\(batch\)"),
         (
+            {"model": type("Bare", (Square,), {"predict": lambda self: []})},
+            r"^Bare.predict\(self\): must be predict\(self, batch\)",
+        ),
+        (
             {"model": typed(["image/png"])},
             r"^Typed: content_types=\['image/png'\], must implement decode\(body\), encode",
         ),

@@ -100,6 +100,8 @@ def _named_apart(target: str) -> str:
         return f"; did you mean {found}?" if found else f"; name the class or function in it: {target}:NAME"
     if Path(target).is_dir():
         return f"; a folder of models is served whole: weir serve {target}"
+    if "/" in target and not Path(target).exists():
+        return f"; there is nothing at {Path(target).absolute()}"
     return ""
 
 
