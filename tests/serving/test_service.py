@@ -2,6 +2,7 @@ import asyncio
 import gc
 import json
 import os
+import tracemalloc
 import weakref
 from typing import Any, ClassVar, cast
 
@@ -113,6 +114,16 @@ async def test_leaving_by_an_exception_does_not_wait_for_answers() -> None:
             await turns()
             raise ZeroDivisionError
     assert executor.stopped
+
+
+async def test_a_large_max_batch_size_takes_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        async with serving(max_batch_size=10_000_000) as rig:
+            assert await rig.service.infer(3) == 9
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_infer_many_is_one_request_divided_into_batches() -> None:

@@ -292,7 +292,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.arrivals = 0
-        self.measured = RollingWindow(self.clock, lambda: self.arrivals, 8)
+        self.measured = RollingWindow(self.clock, lambda: self.arrivals)
 
     def serve(self, *ages: float, slices: list[Any] | None = None, **request: Any) -> None:
         requests = [FakeRequest([0] * 4, arrival=self.clock() - age, **request) for age in ages]

@@ -181,7 +181,7 @@ class Generation:
 
     def _new_driver(self) -> Driver:
         """Build what serves from one start to one stop."""
-        largest, hooks, scaler = self.batching.max_batch_size, self._hooks, self.scaler
+        hooks, scaler = self._hooks, self.scaler
         if hooks.after and self.streaming:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
@@ -196,7 +196,7 @@ class Generation:
                 f"worker_kinds={self._workers.worker_kinds}: models that share workers have workers of one kind; leave it out"
             )
         batcher = Batcher(self.batching, self.policy, self._workers.kind_numbers)
-        self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
+        self.window = RollingWindow(self._clock, lambda: batcher.arrivals)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
         writer = ResultWriter(self.model, (KeyboardInterrupt,), self.label) if any(hooks) else None
         hooked = None if writer is None else partial(HookedBatches, hooks, writer)

@@ -493,12 +493,12 @@ class WindowHalf:
 
     __slots__ = ("ages", "arrivals", "batches", "begun", "requests", "rows", "sizes")
 
-    def __init__(self, begun: float, arrivals: int, largest: int) -> None:
+    def __init__(self, begun: float, arrivals: int) -> None:
         self.begun = begun
         self.arrivals = arrivals
         self.batches = self.requests = self.rows = 0
         self.ages = Histogram(AGES)
-        self.sizes = [0] * (largest + 1)
+        self.sizes = Counter[int]()
 
 
 class WindowSummary(NamedTuple):
@@ -510,7 +510,7 @@ class WindowSummary(NamedTuple):
         rate: rows accepted per second.
         response_time_ms: mean over rows, in ms, from arrival to the return of their batch.
         p99_ms: its 99th percentile.
-        sizes: the number of batches by rows; shape (max_batch_size + 1,).
+        sizes: the number of batches by rows.
     """
 
     seconds: float
@@ -520,12 +520,12 @@ class WindowSummary(NamedTuple):
     rate: float
     response_time_ms: float | None
     p99_ms: float | None
-    sizes: list[int]
+    sizes: Mapping[int, int]
 
     def power_w(self, profile: "Profile") -> float:
         """Return the mean power in watts if each batch took the energy that `profile` states."""
         energies = profile.energy_mj
-        spent = sum(count * energies[min(b, len(energies)) - 1] for b, count in enumerate(self.sizes) if count)
+        spent = sum(count * energies[min(rows, len(energies)) - 1] for rows, count in self.sizes.items())
         return float(spent) / (1000.0 * self.seconds)
 
     def cost(self, profile: "Profile", prices: "Prices") -> float | None:
@@ -539,10 +539,9 @@ class WindowSummary(NamedTuple):
 class RollingWindow(SilentObserver):
     """An Observer of the batches of one service in the last 30 to 60 seconds. `arrivals` returns the rows that were ever accepted."""
 
-    def __init__(self, clock: Callable[[], float], arrivals: Callable[[], int], max_batch_size: int) -> None:
+    def __init__(self, clock: Callable[[], float], arrivals: Callable[[], int]) -> None:
         self._clock = clock
         self._arrivals = arrivals
-        self._largest = max_batch_size
         self.forget()
 
     def forget(self) -> None:
@@ -558,7 +557,7 @@ class RollingWindow(SilentObserver):
             return
         half.batches += 1
         half.rows += rows
-        half.sizes[min(rows, self._largest)] += 1
+        half.sizes[rows] += 1
         if rows == len(requests) and not dispatch.bulk:
             half.requests += rows
             half.ages.observe_ages(dispatch.arrivals, now)
@@ -582,7 +581,7 @@ class RollingWindow(SilentObserver):
             rate=(self._arrivals() - halves[0].arrivals) / seconds,
             response_time_ms=1000.0 * sum(half.ages.sum for half in halves) / aged if aged else None,
             p99_ms=1000.0 * quantile(counts, 0.99) if aged else None,
-            sizes=[sum(column) for column in zip(*(half.sizes for half in halves), strict=True)],
+            sizes=sum((half.sizes for half in halves), Counter()),
         )
 
     def _turn(self, now: float) -> None:
@@ -592,7 +591,7 @@ class RollingWindow(SilentObserver):
         self._current = new
 
     def _new_half(self, now: float) -> WindowHalf:
-        return WindowHalf(now, self._arrivals(), self._largest)
+        return WindowHalf(now, self._arrivals())
 
 
 def quantile(counts: list[int], share: float) -> float:
