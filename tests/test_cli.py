@@ -523,6 +523,8 @@ def test_an_interrupt_while_it_is_imported_ends_it_without_a_traceback(tmp_path:
 def test_the_version_and_the_help() -> None:
     assert re.fullmatch(r"weir \d+\.\d+\.\d+\S*\n", weir("--version").stdout)
     assert "serve" in weir_here().stdout and "<bool>" not in weir_here("-h").stdout
+    batch = weir_here("batch")
+    assert (batch.returncode, batch.stderr) == (2, "") and "run" in batch.stdout
     shown = weir_here("serve", "-h", env={"COLUMNS": "300"}).stdout
     assert "(default: 64). Example: --max-batch-size 32" in shown
     assert "WEIR_MAX_BATCH_SIZE" in shown and "--help=all shows every option" in shown

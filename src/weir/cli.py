@@ -60,7 +60,7 @@ def main() -> None:
     except SettingsError as error:
         code = _complain(error.message, WRONG)
     except typer.TyperException as error:
-        code = _complain(error.format_message(), WRONG)
+        code = _complain(text, WRONG) if (text := _misuse(error)) else WRONG  # without a command, it has shown the help
     except ModelError as error:
         with suppress(OSError):
             typer.echo(error.remote_traceback, err=True, nl=bool(error.remote_traceback))
@@ -76,6 +76,16 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _misuse(error: typer.TyperException) -> str:
+    """Return what is wrong with the command line. Typer does not name a value that it refuses."""
+    refused = getattr(error.__cause__, "errors", None)  # pydantic's
+    if not isinstance(error, typer.BadParameter) or error.param is None or refused is None:
+        return error.format_message()
+    value, message = (refused()[0][name] for name in ("input", "msg"))
+    rule = message.removeprefix("Value error, ").replace("Input should", "must").partition(", unable to")[0]
+    return f"{error.param.opts[0]}={value!r}: {rule.replace(f'{value!r} is not one', 'must be one').rstrip('.')}"
 
 
 def _complain(text: str, code: int) -> int:

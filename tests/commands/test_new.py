@@ -79,7 +79,7 @@ def test_the_files_of_each_template(template: ProjectKind) -> None:
     ("words", "said"),
     [
         *[([name], "up to 255 letters, digits and") for name in ("../out", "a/b", ".hidden", "a b", "")],
-        (["some", "--template", "keras"], "plain"),
+        (["some", "--template", "keras"], "weir: --template='keras': must be one of 'plain', 'sklearn', "),
     ],
 )
 def test_a_wrong_name_or_template_is_refused(words: list[str], said: str, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_one_rate_is_shown_in_rows_of_equal_actions(profile: Path) -> None:
         (["--latency-objective", "fast"], "latency_objective='fast'"),
         (["--max-batch-size", "9"], "max_batch_size=9"),
         (["--workers", "0"], "workers=0"),
+        (["--workers", "two"], "weir: --workers='two': must be a valid integer\n"),
         (["--rate", "9", "--workers", "2"], "--workers"),
         (["-o", "nowhere/p.npz"], "nowhere"),
     ],
