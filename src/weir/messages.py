@@ -116,6 +116,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
         frontend: the frontend by which the request came: "python", "http", ...
         caller: the API key that it came with; "" where the server asks for none.
         explain: whether the response says something of its batch.
+        route: the template of the path, as /infer/{model}, by which the request came over HTTP; "" where none is known.
     """
 
     timeout: Annotated[float, Meta(le=LONGEST_TIMEOUT)]
@@ -129,6 +130,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     frontend: _Text = "python"
     caller: _Text = ""
     explain: bool = False
+    route: _Text = ""
 
     def replaced(self, **fields: Any) -> "Form":
         """Return a form that is like this one but for these fields."""

@@ -48,8 +48,9 @@ LIST = "/infer/echo/batch"
     ],
 )  # fmt: skip
 def test_what_a_body_is_to_the_line(model: Any, path: str, headers: Any, body: bytes, entry: Any) -> None:
+    route = f"/infer/{{model}}{'/batch' if path.endswith('/batch') else ''}"
     assert item_entries(read_head_of(model, path, **headers), body) == [
-        QueueEntry(Form(30.0, *entry[1:]).replaced(frontend="http"), entry[0])
+        QueueEntry(Form(30.0, *entry[1:]).replaced(frontend="http", route=route), entry[0])
     ]
 
 

@@ -10,7 +10,7 @@ from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
 from weir.messages import JSON
 from weir.protocols import HttpSettings
-from weir.protocols.native import RequestHead, content_length, read_head
+from weir.protocols.native import RequestHead, content_length, read_head, read_head_for
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
@@ -39,6 +39,22 @@ def test_without_headers_everything_has_its_default() -> None:
 def test_the_server_decodes_what_it_must_read_itself(model: Any, path: str) -> None:
     head = required(registry_of(model), path)
     assert not head.undecoded
+
+
+@subcases(
+    ("path", "route"),
+    [
+        ("/infer/echo/batch", "/infer/{model}/batch"),
+        ("/inference", "/inference"),
+        ("/echo", "/echo"),
+        ("/a/echos", "/a/echos"),
+        ("/v1/models/echo:predict", "/v1/models/{model}:predict"),
+        ("/predictions/echo/1", "/predictions/{model}/1"),
+    ],
+)
+def test_a_route_names_no_model(path: str, route: str) -> None:
+    service = registry_of(Echo).get("echo")
+    assert read_head_for(service, HttpSettings(), "POST", path, ()).form.route == route
 
 
 def test_every_header_is_read() -> None:

@@ -34,6 +34,11 @@ CALLERS = {
     name: f"00-{digit * 32}-{digit * 16}-01"
     for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"), ("websocket", "d"), ("events", "e"))
 }
+ROUTES = {
+    "native": "/infer/{model}",
+    "kserve": "/v2/models/{model}/infer",
+    "events": "/v2/models/{model}/infer_stream",
+}
 ROW = list(range(16))
 
 
@@ -112,6 +117,7 @@ def test_spans_of_every_frontend_arrive() -> None:
         assert request["state"] == f"of={name},more=1"
         assert (request["name"], request["trace"], request["parent"]) == ("infer simple", trace, parent)
         assert request["attributes"]["weir.frontend"] == (name if name in ("grpc", "websocket") else "http")
+        assert request["attributes"].get("http.route") == ROUTES.get(name)
         children = {span["name"]: span for span in spans if span["parent"] == request["span"]}
         assert children.keys() == {"queue", "compute"}
         assert request["start"] == children["queue"]["start"] <= children["queue"]["end"]

@@ -399,13 +399,13 @@ def _items(outputs: list[Any]) -> TensorValue:
 
 
 def scheduled(
-    service: "ModelHandle", request: InferenceRequest, timeout: float | None, frontend: str, caller: str
+    service: "ModelHandle", request: InferenceRequest, timeout: float | None, frontend: str, caller: str, route: str
 ) -> Form:
     """Return what the queue entries of `request` have in common, whose caller has stated a `timeout` in seconds or None. Raises what `schedule_of` raises."""
     schedule = schedule_of(request.parameters, service.facts.model)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
     limit = min(limits) if limits else service.facts.settings.timeout
-    return Form(limit, priority=schedule.priority, frontend=frontend, caller=caller)
+    return Form(limit, priority=schedule.priority, frontend=frontend, caller=caller, route=route)
 
 
 # Writing the outputs of items.

@@ -406,6 +406,7 @@ class HttpRequestHead(Protocol):
 
     service: "ModelHandle"
     timeout: float
+    route: str
     coding: str
     accept_coding: str
     carrier: dict[str, str] | None
@@ -458,7 +459,7 @@ class Exchange:
     has returned.
     """
 
-    __slots__ = ("caller", "carrier", "frontend", "headers", "peer", "service", "timeout", "trace", "waited")
+    __slots__ = ("caller", "carrier", "frontend", "headers", "peer", "route", "service", "timeout", "trace", "waited")
 
     def __init__(
         self,
@@ -478,6 +479,7 @@ class Exchange:
         self.caller = caller_in(headers) if headers else ""
         self.trace: Trace | None = None
         self.waited = 0.0
+        self.route = ""  # see Form
 
     # Before the service has the request.
 
@@ -510,7 +512,7 @@ class Exchange:
     def form(self, **fields: Any) -> Form:
         """Return the form of a request for one item; `fields` are those that are not the usual ones."""
         limit = self.service.facts.settings.timeout if self.timeout is None else self.timeout
-        return Form(limit, frontend=self.frontend, caller=self.caller, **fields)
+        return Form(limit, frontend=self.frontend, caller=self.caller, route=self.route, **fields)
 
     def entries(self, request: InferenceRequest, *, streams: bool = False) -> list[QueueEntry]:
         """Return the queue entries of a request for one response, or with `streams` for several. Raises Unsupported if the model streams its responses and
@@ -519,7 +521,7 @@ class Exchange:
             if self.service.facts.streaming and not streams:
                 label = self.service.facts.label
                 raise Unsupported(f"model {label!r} streams its responses: send the request where streams are offered")
-            form = scheduled(self.service, request, self.timeout, self.frontend, self.caller)
+            form = scheduled(self.service, request, self.timeout, self.frontend, self.caller, self.route)
             return entries_of(self.service, request, form)
 
     def begin_trace(self) -> Trace | None:

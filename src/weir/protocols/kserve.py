@@ -365,7 +365,8 @@ class KserveHead(RequestOptions):
     )  # fmt: skip
 
     def __init__(self, service: "ModelHandle", version: str, call: str = "infer") -> None:
-        super().__init__(service.facts.settings.timeout)
+        of_version = "/versions/{version}" if version else ""
+        super().__init__(service.facts.settings.timeout, f"/v2/models/{{model}}{of_version}/{call}")
         self.service = service
         self.version = version  # the version in the path, or ""
         self.call = call  # infer, generate, infer_stream or generate_stream

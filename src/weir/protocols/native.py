@@ -65,11 +65,12 @@ class RequestOptions:
     form: Form
 
     __slots__ = (
-        "accept_coding", "caller", "carrier", "class_offset", "coding", "explain", "form", "key", "priority", "request_id", "timeout",
+        "accept_coding", "caller", "carrier", "class_offset", "coding", "explain", "form", "key", "priority", "request_id", "route", "timeout",
     )  # fmt: skip
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, route: str = "") -> None:
         self.timeout = timeout  # seconds
+        self.route = route  # the template of the path
         self.priority = 0
         self.class_offset = 0  # the part of `priority` that is due to the class of work
         self.caller = ""
@@ -84,7 +85,7 @@ class RequestOptions:
         """Return the form of a request for one item with these options."""
         return Form(
             self.timeout, content_type=content_type, accept=accept, key=self.key, priority=self.priority,
-            frontend=FRONTEND, caller=self.caller, explain=self.explain,
+            frontend=FRONTEND, caller=self.caller, explain=self.explain, route=self.route,
         )  # fmt: skip
 
     def read(self, name: bytes, value: bytes) -> None:
@@ -103,8 +104,9 @@ class RequestHead(RequestOptions):
 
     __slots__ = ("accept", "batch", "content_type", "service", "stream", "undecoded")
 
-    def __init__(self, service: ModelHandle, batch: bool) -> None:
-        super().__init__(service.facts.settings.timeout)
+    def __init__(self, service: ModelHandle, path: str, batch: bool) -> None:
+        named = rf"(?<=.)/{re.escape(service.facts.name)}(?=[/:]|$)"  # in a path of its own, a model's name stays
+        super().__init__(service.facts.settings.timeout, re.sub(named, "/{model}", path))
         self.service = service
         self.batch = batch  # the body is a list of items, each with a result of its own
         self.content_type = JSON
@@ -137,7 +139,7 @@ def read_head_for(
     """Read the head of a request to `service`, whose body is one item, or with `batch` a list of items. Raises what `read_head` raises."""
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
-    head = RequestHead(service, batch)
+    head = RequestHead(service, path, batch)
     head.explain = settings.explain
     content_type = accept = ""
     for name, value in headers:

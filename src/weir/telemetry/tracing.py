@@ -193,6 +193,7 @@ class Tracing(SilentObserver):
             "weir.frontend": request.form.frontend,
             "weir.rows": request.form.rows,
             "weir.priority": request.form.priority,
+            **({"http.request.method": "POST", "http.route": route} if (route := request.form.route) else {}),
         }
         links = [Link(context) for context in trace.batches]
         inside = request.form.frontend == "python"

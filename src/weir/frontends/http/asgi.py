@@ -484,6 +484,7 @@ class AsgiInference:
     async def _infer(self, protocol: HttpProtocol, head: HttpRequestHead, call: AsgiCall) -> None:
         headers = call.headers
         exchange = Exchange(head.service, frontend=FRONTEND, headers=headers, peer=call.peer)
+        exchange.route = head.route
         try:
             body = await call.received()
         except WeirError as error:
