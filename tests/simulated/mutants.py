@@ -276,7 +276,7 @@ KINDS = {
         "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),
         "ready-without-workers": Fault(DRIVER + "unavailable", forgets("self.not_ready_reason")),
         "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("arrivals_of(requests)", "arrivals_of([*requests, *requests[:error is not None]])")),
-        "counted-at-another-frontend": Fault("weir.telemetry.recorder:Recorder.answered", takes("frontends.count(first) < count", "False")),
+        "counted-at-another-frontend": Fault("weir.telemetry.recorder:Recorder.answered", takes("sources.count(first) < count", "False")),
     },
 }  # fmt: skip
 MUTANTS: dict[str, Fault] = {name: fault for faults in KINDS.values() for name, fault in faults.items()}

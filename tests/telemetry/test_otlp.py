@@ -163,6 +163,7 @@ def test_metrics_arrive_once_with_the_numbers_that_are_shown(fronts: str, protoc
     assert units == ["s", "By", ""] and metrics["nv_inference_count"]["kind"] == "gauge"
     answered = metrics["http.server.request.duration"]["points"]
     assert {each["labels"]["http.response.status_code"]: sum(each["counts"]) for each in answered} == {200: 5, 400: 1}
+    assert {each["labels"].get("http.route") for each in answered} == {"/infer/{model}", None}  # None: it was refused
     assert len({each["resource"]["service.instance.id"] for each in lines}) == 1
     assert metrics["process.uptime"]["points"][0]["value"] > 0
 

@@ -21,7 +21,7 @@ from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, 
 from weir.messages import Reason, label_of, parts_of
 from weir.metrics import COUNTER, GAUGE, Change, Definition, Values
 from weir.telemetry.output import LOST
-from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
+from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder, frontend_of
 
 logger = logging.getLogger("weir")
 
@@ -123,13 +123,13 @@ class Exposition(Collector):
         return self._shared
 
     def durations(self) -> Mapping[tuple[str, str, str], Histogram]:
-        """Return the times in seconds from arrival to end of all requests except bulk work, by model, frontend and code. Those
-        that were refused before they were queued are in the first interval.
+        """Return the times in seconds from arrival to end of all requests except bulk work, by model, source and code: the route of HTTP, where it
+        is known, or else the frontend. Those that were refused before they were queued are in the first interval.
         """
         found: defaultdict[tuple[str, str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
         for model, record in self._metrics.models.items():
-            for (frontend, kind), histogram in record.totals.items():
-                found[model, frontend, self._code_of(frontend, kind)].add(histogram)
+            for (source, kind), histogram in record.totals.items():
+                found[model, source, self._code_of(frontend_of(source), kind)].add(histogram)
         for (model, frontend, kind), count in self._metrics.refused_requests.items():
             found[model, frontend, self._code_of(frontend, kind)].counts[0] += count
         return found

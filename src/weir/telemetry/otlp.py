@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 
 from weir.telemetry import needing_opentelemetry
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.recorder import Histogram
+from weir.telemetry.recorder import Histogram, frontend_of
 from weir.telemetry.tracing import SCOPE, make_resource
 
 logger = logging.getLogger("weir")
@@ -40,6 +40,10 @@ def _http_outcome(code: str) -> dict[str, int | str]:
 
 def _genai_outcome(code: str) -> dict[str, int | str]:
     return {"error.type": code} if code >= "400" else {}
+
+
+def _route(source: str) -> dict[str, str]:
+    return {"http.route": source} if source.startswith("/") else {}
 
 
 # By frontend: the metric of OpenTelemetry's conventions for HTTP or generative AI, its labels, the name of the label for the model, and the labels
@@ -134,9 +138,11 @@ class _Joining(sdk.MetricExporter):
         for frontend, (name, labels, of_model, outcome) in _CONVENTIONS.items():
             scheme = {"url.scheme": self._scheme} if frontend == "http" else {}
             points = [
-                _point({**labels, **scheme, of_model: model, **outcome(code)}, (self._since, now), times)
-                for (model, of, code), times in durations
-                if of == frontend
+                _point(
+                    {**labels, **scheme, of_model: model, **outcome(code), **_route(source)}, (self._since, now), times
+                )
+                for (model, source, code), times in durations
+                if frontend_of(source) == frontend
             ]
             if points:
                 yield sdk.Metric(name, "Duration of requests.", "s", sdk.Histogram(points, _CUMULATIVE))

@@ -172,7 +172,7 @@ class Steps:
         return {name: total(self.count, seconds) for name, seconds in zip(names, self.seconds, strict=True)}
 
 
-End = tuple[str, type[WeirError] | None]  # of a request: its frontend, and the error or None
+End = tuple[str, type[WeirError] | None]  # of a request: its frontend, or in `totals` its route, and the error or None
 Outcome = tuple[str, str, type[WeirError] | None]  # its model, and its End
 
 
@@ -185,7 +185,8 @@ class Recorder(SilentObserver):
     Attributes:
         batches: batches by Reason.
         refused_requests: requests that never entered the queue, by (frontend, error).
-        totals: histograms of the times in seconds from arrival to end of the others, except bulk work, by (frontend, error or None).
+        totals: histograms of the times in seconds from arrival to end of the others, except bulk work, by (route or else frontend, error or
+            None).
         bulk_totals: the same of bulk work.
         bytes: [received, sent] by frontend.
         parts: responses of a streaming model.
@@ -249,9 +250,10 @@ class Recorder(SilentObserver):
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
-        first = requests[0].form.frontend
-        frontends = [first] if count == 1 else [request.form.frontend for request in requests]
-        if self.bulk_rows or frontends.count(first) < count:
+        form = requests[0].form
+        first = form.route or form.frontend
+        sources = [first] if count == 1 else [request.form.route or request.form.frontend for request in requests]
+        if self.bulk_rows or sources.count(first) < count:
             spent = self._spent_by_class(requests, kind, now)
         else:
             spent = self.totals[first, kind].observe_ages(arrivals_of(requests), now)
@@ -263,10 +265,10 @@ class Recorder(SilentObserver):
     def _spent_by_class(self, requests: Sequence[Request], kind: type[WeirError] | None, now: float) -> float:
         found: defaultdict[tuple[bool, str], list[Request]] = defaultdict(list)
         for request in requests:
-            found[request.form.priority < 0, request.form.frontend].append(request)
+            found[request.form.priority < 0, request.form.route or request.form.frontend].append(request)
         return sum(
-            (self.bulk_totals if bulk else self.totals)[frontend, kind].observe_ages(arrivals_of(members), now)
-            for (bulk, frontend), members in found.items()
+            (self.bulk_totals if bulk else self.totals)[source, kind].observe_ages(arrivals_of(members), now)
+            for (bulk, source), members in found.items()
         )
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
@@ -309,8 +311,8 @@ class Recorder(SilentObserver):
     def ended(self) -> Counter[End]:
         """Requests that had their end, those refused included."""
         found = Counter[End](self.refused_requests)
-        for end, histogram in (*self.totals.items(), *self.bulk_totals.items()):
-            found[end] += histogram.count
+        for (source, kind), histogram in (*self.totals.items(), *self.bulk_totals.items()):
+            found[frontend_of(source), kind] += histogram.count
         return found
 
     @property
@@ -453,6 +455,11 @@ class Metrics(SilentObserver):
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Record the bytes of a request body and of its response."""
         self._own[model].transferred(model, frontend, received_bytes, sent_bytes)
+
+
+def frontend_of(source: str) -> str:
+    """Return the frontend of requests that are counted by `source`: by their route, if they came over HTTP."""
+    return "http" if source.startswith("/") else source
 
 
 def _sum_of(histograms: Mapping[End, Histogram], bounds: Sequence[float]) -> Histogram:
