@@ -193,7 +193,9 @@ def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | str | Non
             if not _is_complete(folder):
                 _build(checkpoint, recipe, device, folder)
     except OSError as error:
-        raise SettingsError(f"cache {folder.parent}: a graph cannot be written there: {reason_of(error)}") from error
+        raise SettingsError(
+            f"cache {folder.parent}: a graph cannot be written there: {reason_of(error)}; choose a writable directory with --cache"
+        ) from error
     return folder / GRAPH
 
 

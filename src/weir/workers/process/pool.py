@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
+from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, reason_of
 from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
@@ -296,7 +296,9 @@ class ProcessPool:
         try:
             return Arena(create_memory(f"weir-requests-{self._name}", size_bytes), size_bytes)
         except (OSError, OverflowError) as error:
-            raise SettingsError(f"arena_bytes={size_bytes}: the system cannot allocate that much ({error})") from error
+            raise SettingsError(
+                f"arena_bytes={size_bytes}: the system cannot allocate that much ({reason_of(error)})"
+            ) from error
 
     def _make_worker(self, index: int, *, bulk: bool = False) -> SupervisedWorker:
         launch = self._launch(
