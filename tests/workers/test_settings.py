@@ -59,10 +59,12 @@ def test_what_is_no_address_of_a_ray(address: str) -> None:
         ("num_cpus", -1.0, "must be 0 or more"), ("num_gpus", -0.5, "must be 0 or more"),
         ("resources", {"A10": 0.0}, "must have amounts greater than 0"), ("resources", {"A10": "one"}, "must be a table"),
         ("placement", "best", "must be one of spread, pack, strict-spread"),
+        ("bulk_workers", 1025, "must be 0 or more, and at most 1024"), ("threads", 1025, "must be 1 or more, and at most 1024"),
+        ("worker_concurrency", 1025, "must be 1 or more, and at most 1024"),
         ("ray_runtime_env", "working_dir", "must be a JSON object"), ("ray_runtime_env", "[]", "must be a JSON object"),
     ],
 )  # fmt: skip
-def test_rules_of_what_ray_sets_aside(name: str, value: Any, rule: str) -> None:
+def test_rules_of_what_workers_take(name: str, value: Any, rule: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}=.*{rule}"):
         WorkerSettings(**{name: value})
 

@@ -8,10 +8,10 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from weir.batching.workers import ORDERS, SOLVED
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, SIZE, check, one_of, setting
+from weir.config import AT_LEAST_ZERO, POSITIVE, SIZE, Rule, check, one_of, setting
 from weir.errors import SettingsError
 from weir.plugins import Plugins
-from weir.policy.scaling import RANGE_RULE, WorkerRange
+from weir.policy.scaling import MOST_WORKERS, RANGE_RULE, WorkerRange
 
 # The variable in which worker processes find the address of their server, if there is one.
 SERVER_ADDRESS = "WEIR_SERVER_ADDRESS"
@@ -131,6 +131,10 @@ def check_ray(given: Mapping[str, Any], executor: str) -> None:
             )
 
 
+def _up_to_most(least: int) -> Rule:
+    return (lambda value: least <= value <= MOST_WORKERS, f"must be {least} or more, and at most {MOST_WORKERS}")
+
+
 @dataclass(frozen=True)
 class WorkerSettings:
     """The settings by which batches are run. Durations are in seconds."""
@@ -144,7 +148,7 @@ class WorkerSettings:
     bulk_workers: int | None = setting(
         None,
         "idle-priority processes for bulk work (default for text models on CPUs: as many as workers)",
-        rule=AT_LEAST_ZERO,
+        rule=_up_to_most(0),
     )
     target_load: float | None = setting(
         None,
@@ -215,7 +219,7 @@ class WorkerSettings:
     worker_concurrency: int = setting(
         1,
         "batches that one worker process runs at once, in threads, for models that wait for other services",
-        rule=AT_LEAST_ONE,
+        rule=_up_to_most(1),
     )
     predict_timeout: float | None = setting(
         None,
@@ -238,7 +242,7 @@ class WorkerSettings:
         rule=(lambda value: all(map(_is_plain_name, value)), "must be names of letters, digits, - and _"),
     )
     threads: int | None = setting(
-        None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
+        None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=_up_to_most(1)
     )
     retry_in_halves: bool = setting(True, "rerun a failed batch in halves, so that only bad items fail")
     start_timeout: float = setting(300.0, "seconds within which a worker must load and warm up", rule=POSITIVE)
