@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ def victoria_metrics(work: Path) -> Path:
         (package,) = work.glob("*.deb")
         run("dpkg-deb", "--extract", package, work / "unpacked")
         folder.parent.mkdir(exist_ok=True)
-        (work / "unpacked").rename(folder)
+        shutil.move(work / "unpacked", folder)  # which may be on another disk
     return folder / "usr/bin/victoria-metrics"
 
 
