@@ -137,6 +137,11 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, **fields)
 
 
+def of_route(route: str) -> dict[str, str]:
+    """Return the attributes of the span of a request that came to `route` over HTTP; none for ""."""
+    return {"http.request.method": "POST", "http.route": route} if route else {}
+
+
 class Request(Protocol):
     """The attributes and methods of a request that the batcher and the executors use. Each frontend has its own classes.
 

@@ -303,6 +303,8 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     for (frontend, texts), answer in answers.items():
         about = {"weir.frontend": frontend, "weir.texts": texts}
         (call,) = [span for span in calls if about.items() <= span["attributes"].items()]
+        path = {"openai": "/v1/embeddings", "encode": "/encode"}.get(frontend)
+        assert call["attributes"].get("http.route") == path
         assert answer.status_code == 200 and answer.headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
         assert (call["trace"], call["parent"]) == ("e" * 32, "f" * 16)
         children = [span for span in spans if span["parent"] == call["span"]]

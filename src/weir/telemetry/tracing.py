@@ -34,7 +34,7 @@ from prometheus_client.samples import Exemplar
 
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
-from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace
+from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace, of_route
 from weir.telemetry.exporters import make_exporter, otlp_protocol
 from weir.telemetry.recorder import SECONDS, Exemplars, SilentObserver
 
@@ -193,7 +193,7 @@ class Tracing(SilentObserver):
             "weir.frontend": request.form.frontend,
             "weir.rows": request.form.rows,
             "weir.priority": request.form.priority,
-            **({"http.request.method": "POST", "http.route": route} if (route := request.form.route) else {}),
+            **of_route(request.form.route),
         }
         links = [Link(context) for context in trace.batches]
         inside = request.form.frontend == "python"

@@ -275,9 +275,7 @@ class Encoder:
             request.claim = CLAIM.get()
         tracer, service = self._service.tracing, self._service
         with (
-            _NO_TRACE
-            if tracer is None
-            else CallTrace(tracer, service, self.name, query.trace, frontend=query.frontend, count=len(texts))
+            _NO_TRACE if tracer is None else CallTrace(tracer, service, self.name, query, count=len(texts))
         ) as request.trace:
             await self._ended(request, is_large=long)
         return (

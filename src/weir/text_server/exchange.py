@@ -155,6 +155,7 @@ class TextExchange:
         timeout: in seconds; None for the server's setting.
         trace: the request's Origin, or the Trace that the channel has begun.
         texts: how many texts were counted.
+        route: the path of its endpoint; "" if it did not come over HTTP.
     """
 
     context: EmbeddingContext
@@ -166,6 +167,7 @@ class TextExchange:
     timeout: float | None = None
     trace: Trace | Origin = None
     texts: int = 0
+    route: str = ""
 
     @property
     def client_name(self) -> str:
@@ -194,7 +196,9 @@ class TextExchange:
         as_json: bool = False,
     ) -> TextQuery:
         """Return what an encoder is asked for in this request; see TextQuery."""
-        return TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each, as_json)
+        return TextQuery(
+            self.frontend, options, self.client, self.priority, timeout, trace, each, as_json, route=self.route
+        )
 
     async def run(self, work: TextWork[Any]) -> Encoded:
         """Return what `work` asks for; `trace` is then the request's own, if it has a span. Raises what Encodes raises."""

@@ -308,7 +308,8 @@ class HttpTextCall(TextCall[HttpResponse | Listing, HttpResponse]):
     head: TextHead
 
     def __init__(self, texts: HttpTexts, account: Account, headers: Headers, payload: bytes, peer: str | None) -> None:
-        exchange = HttpExchange(texts.context, texts.endpoint.name, errors=texts.endpoint.errors)
+        endpoint = texts.endpoint
+        exchange = HttpExchange(texts.context, endpoint.name, route=endpoint.path, errors=endpoint.errors)
         super().__init__(exchange, account, len(payload))
         self.texts = texts
         self.headers = headers

@@ -13,7 +13,7 @@ import numpy
 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.images import Picture
-from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of
+from weir.messages import CURRENT_TRACE, LONGEST_TIMEOUT, Dispatch, Form, Origin, Trace, child_of, of_route
 from weir.protocols.exchange import QueuedRequest
 from weir.text_models import Pooling
 from weir.text_models.texts import EncodedImage, Text, TextOutput, Tokenized, TokenRule, Tokens
@@ -455,21 +455,24 @@ MAX_SPANS = 128  # of each kind in one request: a large request has no spans for
 
 
 class CallTrace:
-    """The span of one request for the vectors of `count` texts: a context manager that begins and ends it.
+    """The span of one request, `query`, for the vectors of `count` texts: a context manager that begins and ends it.
 
-    `trace` is the request's Origin, or the Trace that an endpoint has begun. Entering makes the trace the current one of the task,
+    Entering makes the trace the current one of the task,
     so that the endpoint can name it in its response.
     """
 
-    def __init__(
-        self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, frontend: str, count: int
-    ) -> None:
+    def __init__(self, tracer: "Tracer", service: "ModelHandle", model: str, query: TextQuery, *, count: int) -> None:
         self._tracer = tracer
         self._service = service
         self._model = model
-        self._frontend = frontend
-        self._attributes = {"weir.model": model, "weir.frontend": frontend, "weir.texts": count}
-        self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
+        self._frontend = query.frontend
+        self._attributes = {
+            "weir.model": model,
+            "weir.frontend": query.frontend,
+            "weir.texts": count,
+            **of_route(query.route),
+        }
+        self._trace = query.trace if isinstance(query.trace, Trace) else tracer.new(query.trace)
         self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
         # How many more spans there may be of tokenizer calls and of texts.
         self._spans = [MAX_SPANS, MAX_SPANS if self._trace.sampled else 0]

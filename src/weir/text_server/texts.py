@@ -244,6 +244,7 @@ class TextQuery(NamedTuple):
         each: an invalid text does not end the request; its error is in `Encoded.errors`.
         as_json: the only text's worker may write the vector, see Encoded.written.
         waited: how many seconds of the timeout have passed already.
+        route: the path of the endpoint; "" if the texts did not come over HTTP.
     """
 
     frontend: str
@@ -255,6 +256,7 @@ class TextQuery(NamedTuple):
     each: bool = False
     as_json: bool = False
     waited: float = 0.0
+    route: str = ""
 
     @property
     def is_plain(self) -> bool:

@@ -56,7 +56,8 @@ async def test_the_stock_client_gets_the_vectors() -> None:
         for given, texts in zip(inputs, [["one"], ["one", "two"], [[5, 6, 7]], [[5, 6], [7]]], strict=True):
             answer = await client.embeddings.create(model="hashing", input=given, user="me", dimensions=3)
             assert {len(each.embedding) for each in answer.data} == {3}
-            assert encoder.heard[-1] == (texts, TextQuery("openai", TextOptions(dimensions=3), client="me"))
+            query = TextQuery("openai", TextOptions(dimensions=3), client="me", route="/v1/embeddings")
+            assert encoder.heard[-1] == (texts, query)
 
 
 @subcases("field", ["encoding_format", "embedding_type"])
