@@ -272,6 +272,9 @@ KINDS = {
         "cold-start-not-at-once": Fault(DRIVER + "_poll_arrivals", skips("self._no_worker")),
         "no-more-than-one-worker": Fault("weir.tuning.workers:WorkerTuner._resize", mistakes("wanted - present", "min(wanted, 1) - present")),
     },
+    "a solved policy that does not follow": {
+        "tables-for-former-workers": Fault("weir.tuning.policy_tuner:PolicyTuner.worker_changed", skips("_update")),
+    },
     "readiness or metrics that do not follow": {
         "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),
         "ready-without-workers": Fault(DRIVER + "unavailable", forgets("self.not_ready_reason")),

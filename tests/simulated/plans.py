@@ -15,6 +15,7 @@ from tests.simulated.devices import DevicePlan, draw_device
 from tests.simulated.models import Items, Tensors
 from tests.simulated.probing import INTERVALS
 from tests.simulated.scaling import RangePlan, draw_ranges
+from tests.simulated.solving import SolvingPlan, draw_solving
 from tests.simulated.themes import CHANNELS, OF_LINKS, Theme, draw_theme, some
 from tests.simulated.workers import WorkerPlan
 from tests.simulated.zeromq import draw_settings
@@ -61,6 +62,7 @@ class Plan:
     arenas: ArenaPlan | None = None  # of each model
     device: DevicePlan | None = None  # on which models take turns
     ranges: dict[str, RangePlan] = field(default_factory=dict)  # of the models whose number of workers follows the load
+    solving: dict[str, SolvingPlan] = field(default_factory=dict)  # of the models whose policy is solved
     zeromq: dict[str, Any] = field(default_factory=dict)  # its settings; none: it is not served
     jumps: list[Jump] = field(default_factory=list)  # of the wall clock
     leaps: list[Jump] = field(default_factory=list)  # of all clocks
@@ -202,6 +204,7 @@ def _widen(plan: Plan, length: float) -> None:
     if plan.device is not None:
         _add_faults(plan, draws("turns"), ("add", "remove", "remove", "kill"), plan.device.models, (0, 2, 6), length)
     plan.ranges = draw_ranges(plan)
+    plan.solving = draw_solving(plan)
     if plan.arenas is not None:
         mix = plan.theme.mix
         plan.theme = replace(plan.theme, mix=mix._replace(tensors=mix.tensors / 2.0, filled=max(mix.filled, 0.3)))

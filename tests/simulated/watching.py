@@ -19,6 +19,7 @@ from weir.telemetry.recorder import End, SilentObserver
 if TYPE_CHECKING:
     from tests.simulated.world import World
 
+_LONGEST_WAIT = 0.1  # seconds for which a solved policy may let requests wait: max_queue_delay
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 
 
@@ -105,18 +106,20 @@ class Watch(SilentObserver):
             self._world.check_cut_off(model.partition(":")[0].partition("/")[0])
 
     def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
-        """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
+        """A greedy or solved policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
         plan, name = self._world.plan, model.partition(":")[0]
         if name in plan.ranges:
             scaling = self._world.scaling_of(name)
             for request in requests:
                 if not request.taken:
                     scaling.check_expired(request.arrival, plan.workers[name].start)
-        if name not in MODELS or plan.services[name]["policy"] != "greedy":
+        solved = name in plan.solving
+        if name not in MODELS or not (solved or plan.services[name]["policy"] == "greedy"):
             return
+        longest = plan.workers[name].longest + solved * _LONGEST_WAIT
         idle, since = self._world.idle_since(name), min(request.arrival for request in requests)
         for request in () if self._world.stood_still(since) else requests:
-            if not request.taken and idle < request.arrival and request.form.timeout > plan.workers[name].longest:
+            if not request.taken and idle < request.arrival and request.form.timeout > longest:
                 self._world.broken(f"a request expired before an idle worker, after {request.form.timeout:g} s")
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:

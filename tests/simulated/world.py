@@ -36,6 +36,8 @@ from tests.simulated.plans import MODELS, Fault, Plan
 from tests.simulated.probing import FOLLOWS, Prober, counted_requests, wrong_counts
 from tests.simulated.relaying import simulated_channels
 from tests.simulated.scaling import Scaling, settle
+from tests.simulated.solving import SimulatedSolver, solved_policy
+from tests.simulated.solving import settle as settle_tables
 from tests.simulated.streams import StreamClient
 from tests.simulated.texts import SimulatedTexts, TextClient, Vectors
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
@@ -286,6 +288,8 @@ class World:
                 await self.catalog.settle()
             if plan.ranges:
                 await settle(self)
+            if plan.solving:
+                await settle_tables(self)
         await self._drain(manager or registry)
         await self._finished()
         self.prober.stop()
@@ -378,8 +382,14 @@ class World:
         if device is not None:
             device.add(executor)
             options["device"] = device.group
-        service = CountedService(ALL_MODELS[name], name=name, executor=executor, **options, **plan.services[name])
+        settings = plan.services[name]
+        if name in plan.solving:
+            settings = settings | {"policy": solved_policy(plan, name)}
+        service = CountedService(ALL_MODELS[name], name=name, executor=executor, **options, **settings)
         service.watch = self.watch
+        if service.generation.tuner is not None:
+            solver: Any = SimulatedSolver(plan.solving[name], random.Random(f"{number} solver"))
+            service.generation.tuner._solver = solver
         if scaling is not None:
             scaling.attach(service.generation.scaler)
         return service
