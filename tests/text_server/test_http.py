@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, Heard, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
+from tests.waiting import turns, until
 
+from weir.errors import ModelError
+from weir.frontends.http.asgi import ClientLeft
 from weir.messages import CURRENT_TRACE, Dispatch, Reason, Trace, Wakeup
 from weir.protocols.exchange import PassedOn
 from weir.text_models.texts import Text, TextOutput
@@ -94,6 +97,28 @@ async def test_the_fast_path_answers_as_the_application_does() -> None:
                 assert answers[0] == answers[1] == answers[2], (path, said)
                 found.append((answers[0], server.counted()))
             assert (found[0], fast.heard) == (found[1], slow.heard), (path, said)
+
+
+async def test_an_error_in_the_turn_in_which_its_caller_leaves_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = HashingEncoder()
+    encoder.gate, encoder.error, left = asyncio.Event(), ModelError("broken"), asyncio.Event()
+
+    async def leaves(response: asyncio.Future[Any], receive: Any) -> None:
+        await until(lambda: encoder.heard)
+        response.cancel()  # as is what a task awaits that is cancelled, which hears of it only later
+        assert encoder.gate is not None
+        encoder.gate.set()
+        await turns(10)
+        left.set()
+        raise ClientLeft("the caller disconnected")
+
+    monkeypatch.setattr("weir.text_server.http.unless_left", leaves)
+    async with served(encoder, fast=False) as server, dialled(server) as (_, writer):
+        writer.write(request(ENCODE, {"id": 7, "texts": ["one"]}))
+        await left.wait()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize(("said", "headers"), [

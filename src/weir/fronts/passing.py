@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from weir.protocols.account import Claim, SharedAccount
-from weir.workers.timer import in_background
+from weir.workers.timer import in_background, resolve
 
 _log = logging.getLogger("weir.http")
 
@@ -291,7 +291,7 @@ class _End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: it is closed. What has been written to the other end is still sent."""
         self._claim.close()
-        self.gone.set_result(None)
+        resolve(self.gone, None)
         if self.other is not None:
             self.other.transport.close()
 

@@ -43,6 +43,7 @@ from weir.wire.cells import LARGE_BYTES
 from weir.wire.schema import any_of, wrong_field
 from weir.wire.status import http_code
 from weir.wire.tensors import TEXT_BYTES
+from weir.workers.timer import resolve
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
@@ -387,12 +388,12 @@ class AsgiTextCall(HttpTextCall):
     def ended(self, sent_bytes: int) -> None:
         """See ChannelCall."""
         super().ended(sent_bytes)
-        self.response.set_result(None)
+        resolve(self.response, None)
 
     def send(self, message: HttpResponse) -> int:
         """See ChannelCall."""
         message.headers.extend(trace_headers(self.exchange))
-        self.response.set_result(message)
+        resolve(self.response, message)
         return len(message.body)
 
 

@@ -75,11 +75,9 @@ def texts() -> list[str]:
 def kill_one(server: psutil.Process, chance: random.Random, of_template: bool) -> str:
     """End a worker, or what the workers are forked from, and they with it; the server's own children only."""
     try:
-        template = [
-            child for child in server.children() if {"weir.workers.process.entry", "template"} <= set(child.cmdline())
-        ]
-        workers = [child for child in server.children(recursive=True) if child not in template]
-        victims = template if template and of_template else workers
+        running = [child for child in server.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+        template = [child for child in running if child.ppid() == server.pid and "template" in child.cmdline()]
+        victims = template if template and of_template else [child for child in running if child not in template]
         chance.choice(victims).kill()
     except (psutil.Error, IndexError):
         return "nobody"  # they are being started

@@ -20,6 +20,7 @@ import grpc.aio
 
 from weir.errors import WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, Left, Trailers, in_task
+from weir.workers.timer import resolve
 
 if TYPE_CHECKING:
     from weir.protocols.account import Account
@@ -54,7 +55,7 @@ class AioCall(IncomingCall):
         self._context.set_code(_CODES[code])
         self._context.set_details(text)
         self._close()
-        self.done.set_result(body)
+        resolve(self.done, body)
 
     def cancel(self) -> None:
         """See IncomingCall."""
