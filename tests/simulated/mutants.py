@@ -270,7 +270,7 @@ KINDS = {
         "fewer-workers-than-allowed": Fault(SCALING + "_wanted", takes("kept < self.allowed.least", "False")),
         "idle-workers-kept": Fault(SCALING + "_is_idle", value=gives(False)),
         "cold-start-not-at-once": Fault(DRIVER + "_poll_arrivals", skips("self._no_worker")),
-        "no-more-than-one-worker": Fault("weir.tuning.workers:WorkerTuner._resize", mistakes("wanted - present", "min(wanted, 1) - present")),
+        "no-more-than-one-worker": Fault("weir.tuning.workers:WorkerTuner._resize", mistakes("min(wanted, self._rule.allowed.most - leaving)", "min(wanted, 1)")),
     },
     "a solved policy that does not follow": {
         "tables-for-former-workers": Fault("weir.tuning.policy_tuner:PolicyTuner.worker_changed", skips("_update")),
