@@ -145,7 +145,7 @@ def test_every_grpc_call_charges_what_it_is_sent(grpc_calls: tuple[str, list[str
 
 def test_every_websocket_charges_what_it_is_sent(served: Served) -> None:
     app = make_app(KserveContext(Registry([]), HttpSettings()))
-    paths = [route.path for route in app.routes if isinstance(route, WebSocketRoute)]
+    paths = [route.path for route in app.routes if isinstance(route, WebSocketRoute) and "{" not in route.path]
     assert paths
     url = urlsplit(served.url)
     for path in paths:

@@ -70,9 +70,15 @@ class Caller:
     def __init__(self, url: str, session: ssl.SSLSession | None = None) -> None:
         scheme, _, address = url.partition("://")
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=200)
-        if scheme == "https":
+        self.socket = socket.socket()
+        self.socket.settimeout(200)
+        if scheme == "https":  # before it connects: of one that is reset first, `ssl` would leave a socket open
             self.socket = TLS.wrap_socket(self.socket, server_hostname=host, session=session)
+        try:
+            self.socket.connect((host, int(port)))
+        except OSError:
+            self.socket.close()
+            raise
         self._file = BufferedReader(socket.SocketIO(self.socket, "r"))  # does not keep it open, as a file would
 
     def __enter__(self) -> Self:

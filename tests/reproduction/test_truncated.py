@@ -126,8 +126,8 @@ def test_too_cheap_an_overflow_is_a_trap_for_value_iteration() -> None:
 
 def test_a_line_in_two_parts_is_refused() -> None:
     """Batches of 2 from 5, a wait at 3: where hardly anything arrives during a batch, a line of 3 never gets to 2."""
-    model = truncated.model_of(PAST_ITS_BEST, 1e-10, Prices(), 12)
-    with pytest.raises(SettingsError, match="rate=1e-10: too low for these actions"):
+    model = truncated.model_of(PAST_ITS_BEST, 1e-9, Prices(), 12)
+    with pytest.raises(SettingsError, match="rate=1e-09: too low for these actions"):
         truncated.iterate_policies(model, np.array([0, 0, 2, 0, 0, *[2] * 9]))
 
 

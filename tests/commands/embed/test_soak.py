@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.commands.embed.crowd import MOST as MOST_TEXTS
 from tests.commands.embed.crowd import Crowd
-from tests.served import Served, until
+from tests.served import COLD, Served, until
 from tests.text_models import tiny
 
 from weir.bench.vectors import reserve_ports
@@ -56,7 +56,7 @@ def served(model: Path, ports: tuple[int, int], tmp_path: Path) -> Iterator[Serv
     with tempfile.TemporaryFile() as log:
         with Served(
             model, "--workers", 2, "--cache", tmp_path / "cache", "--zmq-port", ports[0], "--zmq-port-out", ports[1],
-            "--no-calibrate", command="embed serve", stderr=log.fileno(),
+            "--no-calibrate", command="embed serve", stderr=log.fileno(), env=COLD,
         ) as served:  # fmt: skip
             served.url = served.until_printed(r"curl .*?(http://\S+)/encode")[1]
             yield served

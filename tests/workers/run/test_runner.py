@@ -75,14 +75,18 @@ def test_a_model_that_accepts_it_receives_what_went_wrong_in_the_warm_up(caplog:
 @subcases(
     ("attributes", "error", "message"),
     [
-        ({"examples": (1, 13)}, ModelError, "example 1 of 8 at once: predict raised ValueError: unlucky"),
-        ({"Input": int, "examples": ("no number",)}, ValidationFailed, "example 0 of 1"),  # it runs the whole way
+        ({"examples": (1, 13)}, ModelError, "example 1 in a batch of 8: predict raised ValueError: unlucky"),
+        (
+            {"Input": int, "examples": ("no number",)},
+            ValidationFailed,
+            "example 0 in a batch of 1",
+        ),  # it runs the whole way
     ],
 )
 def test_a_warm_up_that_fails_names_the_example_and_the_size(
     attributes: dict[str, Any], error: type[WeirError], message: str
 ) -> None:
-    with pytest.raises(error, match=f"warm-up, {message}") as caught:
+    with pytest.raises(error, match=f"warm-up of .*, {message}") as caught:
         started(type("Unlucky", (Square,), attributes))
     if isinstance(caught.value, ModelError):
         assert caught.value.original_type == "ValueError"
