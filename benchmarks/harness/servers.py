@@ -176,7 +176,8 @@ def weir_command(target: str, *flags: str) -> list[str]:
 
 
 def ask(command: Sequence[str], timeout: float = 300, variables: Mapping[str, str] | None = None) -> Any:
-    """Run `command`, with further environment `variables`; return the JSON of its last line. Raises RuntimeError with what it wrote when it fails."""
+    """Run `command`, with further environment `variables`; return the last line that is JSON: libraries may write
+    after it. Raises RuntimeError with what it wrote when it fails."""
     done = subprocess.run(
         list(command),
         cwd=ROOT,
@@ -186,9 +187,10 @@ def ask(command: Sequence[str], timeout: float = 300, variables: Mapping[str, st
         timeout=timeout,
         check=False,
     )
-    if done.returncode or not done.stdout.strip():
-        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    for line in reversed(done.stdout.splitlines() if done.returncode == 0 else ()):
+        with suppress(json.JSONDecodeError):
+            return json.loads(line)
+    raise RuntimeError(f"{' '.join(command)} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
 
 
 def ask_own(module: str, *arguments: object, one_thread: bool = False, timeout: float = 300) -> Any:
