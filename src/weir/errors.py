@@ -373,9 +373,8 @@ def reason_of(error: BaseException) -> str:
     """Return why something failed, without the number and the file name that the text of an OSError has: the message names them."""
     if verified := getattr(error, "verify_message", ""):  # of a certificate
         return str(verified)
-    number: Any = (
-        None if type(error).__module__ == "ssl" else getattr(error, "errno", None)
-    )  # OpenSSL has its own numbers
+    # OpenSSL has its own numbers.
+    number: Any = None if type(error).__module__ == "ssl" else getattr(error, "errno", None)
     if number in errno.errorcode:
         return os.strerror(number)  # the event loop's own text, "Connect call failed", gives no reason
     text = f"{error} is missing" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)

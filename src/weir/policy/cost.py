@@ -25,11 +25,8 @@ Floats = NDArray[np.float64]
 # Where the energies come from. "time": none are known; 1 mJ stands for 1 ms, so that power in watts is the busy share.
 ENERGY_SOURCES = ("nvml", "rapl", "stated", "time")
 FORMAT = 1  # of the file
-_TABLES = {
-    "service_time_ms": (1e-6, 1e9),
-    "energy_mj": (0.0, 1e12),
-    "cv": (0.0, 1e3),
-}  # with their least and largest values
+# With their least and largest values.
+_TABLES = {"service_time_ms": (1e-6, 1e9), "energy_mj": (0.0, 1e12), "cv": (0.0, 1e3)}
 _KEYS = {
     "weir_profile", "max_batch_size", "best_batch_size", "max_rate", "latency_offset_ms", "pipeline_depth", "energy_source",
     "about", "linear_fit", "table",

@@ -381,9 +381,7 @@ class FolderRepository:
             raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
         if files:
             folder = self._uploaded(name, files)
-        elif archive is not None and (
-            folder is None or is_archive(folder)
-        ):  # else the `file` is one of the model's own
+        elif archive is not None and (folder is None or is_archive(folder)):  # else `file` is one of the model's own
             folder = self._archives[name] = archive
         if folder is None:
             raise ModelNotFound(f"model {name!r}: no such directory in the model repository")

@@ -381,9 +381,8 @@ class _Transport:
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self._inner = inner
-        self._of_asyncio = getattr(
-            inner, "_ssl_protocol", None
-        )  # only the transport below asyncio's TLS says that it has failed
+        # Only the transport below asyncio's TLS says that it has failed.
+        self._of_asyncio = getattr(inner, "_ssl_protocol", None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
