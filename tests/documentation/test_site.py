@@ -5,7 +5,7 @@ import re
 from docs import site
 from tests.documentation.pages import ROOT, all_pages, read_blocks
 
-LIMIT = 47_075
+LIMIT = 47_080
 """Words on all pages, without blocks of code. Lower it whenever there are fewer."""
 
 
