@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -486,6 +487,36 @@ async def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
     assert message in refused.value.message
     assert await manager.registry.get("one").infer(0) == "a"
     assert len(manager.registry.all) == 1
+    await manager.stop(0.0)
+
+
+async def test_uploaded_files_lie_as_long_as_a_model_runs_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there := tmp_path / "there").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(there))
+    manager = manager_of(tmp_path / "models", {"one/1/model.py": plain("a"), "one/config.toml": 'executor = "inline"'})
+
+    async def lying(*texts: str, **config: Any) -> int:
+        files = {f"{version}/model.py": text.encode() for version, text in enumerate(texts, 1)}
+        await manager.load_model("one", config={"executor": "inline", **config}, files=files)
+        return len(list(there.iterdir()))
+
+    for answer in ("b", "c"):
+        assert await lying(plain(answer), plain(answer)) == 1
+        assert await manager.registry.get("one").infer(0) == answer
+    for texts, config in (
+        ([plain(), "broken"], {}),
+        (["broken"], {}),
+        ([plain()], {"nothing": 1}),
+        ([plain()], {"params": {"x": 1}}),
+    ):
+        with pytest.raises(weir.WeirError):
+            await lying(*texts, **config)
+        assert len(list(there.iterdir())) == 1
+    assert await manager.registry.get("one").infer(0) == "c"
+    await manager.unload_model("one")
+    assert not list(there.iterdir())
     await manager.stop(0.0)
 
 

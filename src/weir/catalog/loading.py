@@ -390,10 +390,11 @@ def make_service(
     that code keeps the names of its modules until source.release gets the service's generation.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
-    found = _class_of(model, fresh) if kind is None else _checked_class(kind)
+    with source.reading(model.uploaded):
+        found = _class_of(model, fresh) if kind is None else _checked_class(kind)
     more: dict[str, Any] = {} if on_demand is None else {"on_demand": on_demand}
     named = {"name": model.name, "version": model.version, "platform": model.platform}
-    with source.reading(source.folder_that_has(found)):
+    with source.reading(model.uploaded), source.reading(source.folder_that_has(found)):
         if parameters:
             model = apply(parameters, model, found.model if issubclass(found, Service) else found)
         arguments = {**named, "params": model.params, "observers": observers, **model.settings, **more}
@@ -402,7 +403,8 @@ def make_service(
         except SettingsError as error:
             raise SettingsError(f"{model.label}: {error.message}") from error
         _check_arguments(service)
-    source.hold(service.generation, (found, service.generation.model))
+    kinds = found, service.generation.model
+    source.hold(service.generation, (*map(source.folder_that_has, kinds), model.uploaded))
     return service
 
 

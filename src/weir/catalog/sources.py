@@ -20,6 +20,7 @@ from weir.serving import NAME
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
+    from weir.workers.source import ModelFolder
 
 Parameter = str | int | float | bool  # the values that a parameter of the Open Inference Protocol may have
 Parameters = Mapping[str, Parameter]
@@ -53,6 +54,7 @@ class ModelToServe(NamedTuple):
         trust: what its files may do.
         config: what a load call says in place of its configuration, as it came.
         aliases: further names that it answers to.
+        uploaded: holds `folder`, if a load call has brought its files.
     """
 
     target: str
@@ -67,6 +69,7 @@ class ModelToServe(NamedTuple):
     trust: Trust = Trust()
     config: Mapping[str, Any] | None = None
     aliases: tuple[str, ...] = ()
+    uploaded: "ModelFolder | None" = None
 
     @property
     def label(self) -> str:

@@ -252,10 +252,10 @@ def _remove(path: str, lock: int, owner: int) -> None:
         os.close(lock)
 
 
-def hold(user: object, classes: Iterable[type]) -> None:
-    """Keep the folders that `classes` were loaded from until `user` releases them."""
+def hold(user: object, folders: Iterable[ModelFolder | None]) -> None:
+    """Keep these folders until `user` releases them."""
     with _lock:
-        _used[user] = {folder for each in classes if (folder := folder_that_has(each)) is not None}
+        _used[user] = {folder for folder in folders if folder is not None}
 
 
 def release(user: object) -> None:

@@ -35,7 +35,7 @@ from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
-from weir.workers.source import ModelFolder, private_folder
+from weir.workers.source import ModelFolder, private_folder, reading
 from weir.workers.timer import end_tasks, in_background
 
 if TYPE_CHECKING:
@@ -324,7 +324,6 @@ class FolderRepository:
         self._read_settings = read_settings
         self._complete = complete
         self._trust = trust or Trust()
-        self._uploads: dict[str, list[ModelFolder]] = {}
         self._archives: dict[str, Path] = {}  # those that load calls have given another name
 
     def names(self) -> list[str]:
@@ -379,16 +378,19 @@ class FolderRepository:
         archive, folder = self._archive_in(config), self.folder_of(name)
         if (files or archive) and not is_name(name):
             raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
-        if files:
-            folder = self._uploaded(name, files)
+        uploaded = _written(files) if files else None
+        if uploaded is not None:
+            folder = Path(uploaded.path)
         elif archive is not None and (folder is None or is_archive(folder)):  # else `file` is one of the model's own
             folder = self._archives[name] = archive
         if folder is None:
             raise ModelNotFound(f"model {name!r}: no such directory in the model repository")
         try:
-            return self._read(folder, name, config)
+            with reading(uploaded):
+                found = self._read(folder, name, config)
         except OSError as error:
             raise SettingsError(f"{name}: its folder cannot be read: {error.strerror}") from error
+        return found._replace(versions=[model._replace(uploaded=uploaded) for model in found.versions])
 
     def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
         if (folder / MLSERVER_FILE).is_file():
@@ -423,21 +425,16 @@ class FolderRepository:
         settings, trust = self._complete(document.settings), self._trust
         return document.model(target, name, settings, version=version, platform=platform, folder=files, trust=trust)
 
-    def _uploaded(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write `files` into a new folder and return it. The folder is deleted at the second load after this one: until the
-        next load is done, the running model may need it."""
-        paths = {upload_path(file): content for file, content in files.items()}
-        folder = private_folder()
+
+def _written(files: Mapping[str, bytes]) -> ModelFolder:
+    """Return a new folder that has these files. Raises InvalidRequest for a path."""
+    paths = {upload_path(file): content for file, content in files.items()}
+    with reading(folder := private_folder()):
         for path, content in paths.items():
             target = Path(folder.path, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        kept = self._uploads.setdefault(name, [])
-        kept.append(folder)
-        for old in kept[:-2]:
-            old.remove()
-        del kept[:-2]
-        return Path(folder.path)
+    return folder
 
 
 def versions_in(folder: Path) -> list[str]:
