@@ -55,8 +55,11 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         with suppress(OSError):  # where it was a file and is a pipe now
             sys.stdout.reconfigure(errors="replace")  # tables have characters that not every encoding has
+    words = sys.argv[1:]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        code = command_line(sys.argv[1:])(standalone_mode=False)
+        code = command_line(words)(words, standalone_mode=False)
     except SettingsError as error:
         code = _complain(error.message, WRONG)
     except typer.TyperException as error:

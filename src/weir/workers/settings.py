@@ -260,7 +260,11 @@ class WorkerSettings:
     needs_gpu_memory: int | str | None = setting(
         None, "the same for GPU memory, for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )
-    spin: float = setting(0.0005, "seconds that an idle worker polls before it sleeps", rule=AT_LEAST_ZERO)
+    spin: float = setting(
+        0.0005,
+        "seconds that an idle worker polls before it sleeps",
+        rule=(lambda value: 0 <= value <= 1, "must be from 0 to 1"),
+    )
 
     def __post_init__(self) -> None:
         _wrap(self, "env", isinstance(self.env, Mapping))
