@@ -296,6 +296,18 @@ async def test_messages_are_charged_until_they_are_answered() -> None:
         await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
 
 
+async def test_a_long_response_for_which_there_is_no_room_is_refused() -> None:
+    executor = FakeExecutor(lambda batch: [b"1" * 300_000] * len(batch))
+    async with serving(Echo, executor=executor, http={"max_waiting_bytes": 1_000_000}) as rig:
+        account = rig.context.account
+        account.take(500_000)
+        assert await rig.raw(INFER, large(10))
+        await until(lambda: account.held_bytes == 500_000)
+        account.take(200_000)
+        await refuses(rig.raw(INFER, large(10)), Code.RESOURCE_EXHAUSTED, "max_waiting_bytes")
+        await until(lambda: account.held_bytes == 700_000)
+
+
 async def test_more_calls_than_may_be_are_refused() -> None:
     async with serving(executor=FakeExecutor(), http={"max_connections": 3}) as rig:
         calls = [rig.raw(INFER, write_request(make_request())) for _ in range(3)]

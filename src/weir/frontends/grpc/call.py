@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from weir.errors import CapacityError, InvalidRequest, WeirError
 from weir.protocols.account import CLAIM
+from weir.protocols.offloading import LONG_RESPONSE
 from weir.protocols.response import error_value, retry_after
 from weir.wire.inference import ERROR_NAME
 from weir.wire.kserve_grpc import Method
@@ -128,6 +129,13 @@ class IncomingCall:
         except Left:
             heard(None)
         self._close()
+
+    def respond(self, body: bytes, trailers: Trailers = ()) -> None:
+        """End the call with its only response. Raises what Account.take raises if that is long, and there is no room: what its client does not read is
+        charged afterwards."""
+        if len(body) > LONG_RESPONSE:
+            self.charge(len(body))
+        self.end(trailers=trailers, body=body)
 
     def charge(self, size_bytes: int, *, refusing: bool = True) -> None:
         """Charge `size_bytes` to the call until it ends. Raises what Account.take raises, unless another server is the one that refuses."""
@@ -270,7 +278,7 @@ def unary(method: Method, respond: Respond, *, development: bool) -> Handler:
 
     async def run(call: IncomingCall, body: bytes) -> None:
         message = await respond(parse(method, body), call)
-        call.end(body=message.SerializeToString())
+        call.respond(message.SerializeToString())
 
     return Handler(in_task(run, development=development))
 

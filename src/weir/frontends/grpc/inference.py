@@ -247,7 +247,7 @@ class UnaryCall(InferenceCall):
 
     def send(self, message: bytes) -> int:
         """End the call with the response."""
-        self.incoming.end(trailers=self._trailers, body=message)
+        self.incoming.respond(message, self._trailers)
         return len(message)
 
     def fail(self, error: Exception) -> None:

@@ -116,7 +116,7 @@ def _begin(method: TeiMethod, development: bool, incoming: IncomingCall, body: b
         if isinstance(found, Exception):
             refuse(found, incoming, development=development)
         else:
-            incoming.end(body=found)
+            incoming.respond(found)
 
     stop = method.begin(incoming, len(body), partial(parse, method.declared, body), ended)
     if not incoming.over:
@@ -166,7 +166,7 @@ async def _collected(method: TeiMethod, call: IncomingCall, _: bytes) -> None:
             raise TooLarge(f"the stream has more than {most} texts (max_texts)")
         requests.append(parse(method.declared, body))
         size += len(body)
-    call.end(body=await end_of(partial(method.begin, call, size, lambda: requests)))
+    call.respond(await end_of(partial(method.begin, call, size, lambda: requests)))
 
 
 async def _info(context: EmbeddingContext, request: Any, call: IncomingCall) -> Any:

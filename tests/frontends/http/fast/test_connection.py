@@ -525,6 +525,22 @@ async def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() 
         assert not here.shared.connections
 
 
+@subcases("headers", [(), ("X-Explain: 1",), ("Accept-Encoding: br",)])
+async def test_a_long_response_for_which_there_is_no_room_is_refused(headers: tuple[str, ...]) -> None:
+    async with site(FakeExecutor(always("x" * 300_000)), max_waiting_bytes=700_000, compress_above=1 << 20) as here:
+        transports = [here.connect() for _ in range(3)]
+        for transport in transports:
+            transport.stuck = True
+            await transport.deliver(post(b"1", *headers))
+        assert 600_000 < here.shared.account.held_bytes < 700_000
+        for transport in transports:
+            transport.flush()
+        assert [statuses(each.sent) for each in transports] == [[200], [200], [429]]
+        assert b"max_waiting_bytes" in transports[2].sent
+        await settled()
+        assert here.shared.account.held_bytes == 0
+
+
 async def test_a_client_that_never_reads_is_charged_and_cut_off() -> None:
     async with site(FakeExecutor(always("x" * 100_000))) as here:
         transport = here.connect()

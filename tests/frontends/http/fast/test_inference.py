@@ -21,6 +21,7 @@ from tests.protocols.kserve.models import Vector, Where
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.client import HttpClient
+from weir.errors import Overloaded
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
@@ -68,6 +69,15 @@ def test_a_large_input_is_read_where_it_was_received() -> None:
         service = server.registry.services["where"]
         gauges = server.call(service.state)["gauges"]
         assert gauges["arena_free_bytes"] == gauges["arena_bytes"]  # every place has been given back
+
+
+def test_a_long_reply_for_which_there_is_no_room_is_refused() -> None:
+    x = np.ones((1, 100_000), np.float32)
+    with serving(Service(Vector, executor="inline"), max_waiting_bytes=600_000) as server:
+        for _ in range(4):
+            assert infer(server, x, ["sum"])["sum"].tolist() == [x.sum()]
+            with pytest.raises(Overloaded, match="max_waiting_bytes"):
+                infer(server, x, ["twice"])
 
 
 def test_several_requests_are_gathered() -> None:

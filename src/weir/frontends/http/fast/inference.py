@@ -195,6 +195,8 @@ class HttpRequest(RequestBase, ChannelCall):
         self.connection.abort()
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
+        if type(output) is bytes and not self.has_room(len(output)):
+            return
         head = self.head
         headers = [(b"content-type", self.plan.response_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
         if self.form.explain:
@@ -204,6 +206,17 @@ class HttpRequest(RequestBase, ChannelCall):
         else:
             self._count(len(output.view))
             self.connection.respond_block(self.plan, headers + echo_headers(head) + trace_headers(self), output)
+
+    def has_room(self, size: int) -> bool:
+        """Charge a response of `size` bytes, if that is long, until it is written: what its client does not read is charged from then on. Return False
+        if there is no room; the request has ended then."""
+        try:
+            if size > LONG_RESPONSE:
+                self.connection.charge(size)
+        except WeirError as error:
+            self.end(error)
+            return False
+        return True
 
     def _is_compressed(self, size: int) -> bool:
         return bool(self.head.accept_coding) and size > self.connection.shared.settings.compress_above
@@ -433,7 +446,7 @@ class KserveRequest(HttpRequest):
             self.end(error)
         else:
             if reply is not None:
-                self._send(reply)
+                self._send(reply, is_charged=False)
 
     def _reply(self, request: InferenceRequest, output: Any, waited: float) -> KserveReply | None:
         """Return the reply; None if a thread writes it, because it is long."""
@@ -455,11 +468,13 @@ class KserveRequest(HttpRequest):
         self.memory = self.dispatch = None
         super().report(error)
 
-    def _send(self, reply: KserveReply) -> None:
+    def _send(self, reply: KserveReply, *, is_charged: bool = True) -> None:
         # The connection may keep this request for long. Regions are closed now, and the batch, which refers to its requests, is freed.
         self.memory = None
         dispatch, self.dispatch = self.dispatch, None
         size = sum(map(len, reply.parts))
+        if not (is_charged or self.has_room(size)):
+            return
         headers = [*reply.headers, *start_headers(self.arrival, dispatch)]  # the layout keeps those of the reply
         if self._is_compressed(size):
             self._send_response(HttpResponse(200, headers, b"".join(reply.parts)))

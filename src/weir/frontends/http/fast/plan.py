@@ -11,6 +11,7 @@ from weir.messages import Form
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.native import content_length
+from weir.protocols.offloading import LONG_RESPONSE
 from weir.protocols.response import HttpResponse
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ def check_beginning(data: bytearray, start: int) -> None:
             raise InvalidRequest("head of the request: lines must end with CR LF, not LF alone")
         at = data.find(b"\n", at + 1)
 
-
-ANY_LENGTH = 1 << 62
 
 # Heads with these are planned each time: what they hold is somebody else's. A head with the key of this server is remembered like any other, once the
 # key was found right: it is looked up by a hash of all its bytes under a key of this process, so how long that takes tells nothing about the key; and
@@ -282,7 +281,7 @@ def _settle_for(plan: RoutePlan, head: HotHead, settings: HttpSettings) -> None:
     plan.service = head.service
     adds_headers = head.form.explain or head.request_id is not None or head.service.tracing is not None
     if plan.keep_alive and not adds_headers:
-        plan.plain_up_to = settings.compress_above if head.accept_coding else ANY_LENGTH
+        plan.plain_up_to = min(settings.compress_above, LONG_RESPONSE) if head.accept_coding else LONG_RESPONSE
 
 
 def _is_for_asgi(http_head: HttpHead, settings: HttpSettings) -> bool:
