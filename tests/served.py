@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from unittest import mock
 
 import httpx
 import psutil
+import pytest
 from tests.template import TITLE
 from typer.main import get_command
 
@@ -34,6 +36,13 @@ KNOWN = {"serve", "check", *COMMANDS}
 # With it a program, and all that it starts, has an interpreter of its own, as users' programs have: see template.py.
 COLD = {"PYTHONHASHSEED": "1"}
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
+
+
+def in_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `line` in a shell, as who pastes it does. Skips the test where it needs curl, and there is none."""
+    if "curl " in line and shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, **options)
 
 
 def weir(

@@ -5,8 +5,6 @@ import json
 import os
 import pty
 import re
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -15,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 from tests.catalog.repository.shelf import write
-from tests.served import serving, target, weir
+from tests.served import in_shell, serving, target, weir
 from tests.test_on_demand import fill
 from tests.workers.models import Echo
 
@@ -65,9 +63,7 @@ def test_each_model_has_a_command_that_is_answered(tmp_path: Path) -> None:
         commands = {line.rpartition("/")[2]: line for line in lines}
         assert commands["large"].startswith("curl -d JSON ") and commands["untyped"].startswith("curl -d JSON ")
         answers = {
-            name: subprocess.run(
-                [*shlex.split(line), "-sS", "-m", "20"], cwd=tmp_path, capture_output=True, text=True, check=True
-            ).stdout
+            name: in_shell(f"{line} -sS -m 20", cwd=tmp_path).stdout
             for name, line in commands.items()
             if name not in ("large", "untyped")
         }

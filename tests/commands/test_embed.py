@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from examples.docstrings import labelled
 from tests.images.pictures import drawn, written
 from tests.rings import subcases
-from tests.served import Served, weir_here
+from tests.served import Served, in_shell, weir_here
 from tests.text_models import tiny, tiny_towers
 from tests.text_server.bert_as_service import bundles
 
@@ -59,8 +58,8 @@ def assert_that_shown_calls_work(url: str) -> None:
     commands = [html.unescape(each) for each in re.findall("<pre>(.*?)</pre>", page)]
     assert {"/v1/embeddings", "/embed", "/encode"} <= {each.removeprefix(url) for each in " ".join(commands).split()}
     for command in commands:
-        done = subprocess.run(["bash", "-c", command.replace("curl", "curl -sSf", 1)], capture_output=True, check=False)
-        assert (done.returncode, done.stderr) == (0, b""), command
+        done = in_shell(command.replace("curl", "curl -sSf", 1))
+        assert (done.returncode, done.stderr) == (0, ""), command
 
 
 def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.served import start_weir, weir_here
+from tests.served import in_shell, start_weir, weir_here
 
 from weir.workers import source
 
@@ -228,9 +228,7 @@ class _Terminal:
         line = re.sub(r"\bcurl ", "curl -sS ", command).replace("localhost:8000", f"127.0.0.1:{self._port}")
         line = re.sub(r"^weir ", shlex.join(_weir()) + " ", line)
         line = re.sub(r"^python ", shlex.quote(sys.executable) + " ", line)
-        return subprocess.run(
-            ["bash", "-c", line], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
-        )
+        return in_shell(line, cwd=self._folder, env=self._environment)
 
 
 def matches(printed: str, expected: str) -> bool:
