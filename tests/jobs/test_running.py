@@ -145,6 +145,29 @@ async def test_a_line_waits_until_the_server_has_memory(tmp_path: Path) -> None:
     assert (await ending).completed == 1
 
 
+async def test_what_one_request_raises_is_its_response(tmp_path: Path) -> None:
+    """Its job would be interrupted for ever otherwise, and take the place of others'."""
+
+    async def answered(path: str, body: bytes) -> Reply:
+        if body == b"1":
+            raise KeyError("a bug")
+        return Reply(200, b"1")
+
+    def is_read(line: bytes) -> bool:
+        (tmp_path / "one.jsonl").write_bytes(line)
+        return bool(list(InputFile(tmp_path / "one.jsonl", "/infer/m", max_requests=1, max_line=9999)))
+
+    form = b'{"custom_id": "%d", "url": "/infer/m", "body": %b1%b}'
+    lines = [form % (depth, b"[" * depth, b"]" * depth) for depth in range(900, 1000)]
+    # What a thread can read, as its stack is short, may be nested too deeply for the event loop.
+    read = [line for line in lines if await asyncio.to_thread(is_read, line)][-20:]
+    ended = await Played(tmp_path, [*read, form % (0, b"", b"")], answered).end()
+    assert (ended.status, ended.completed + ended.failed) == ("completed", len(read) + 1)
+    wrong = (tmp_path / "files" / str(ended.error_file_id)).read_bytes().splitlines()
+    assert (b'"status_code":500' in wrong[-1], b"KeyError" in wrong[-1]) == (True, False)
+    assert all(b"nested less deeply" in line for line in wrong[:-1])
+
+
 async def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
     async def answered(path: str, body: bytes) -> Reply:
         os.truncate(played.input, 150_000)

@@ -157,5 +157,6 @@ def test_windows_and_boundaries_that_are_none_are_the_callers_fault(tmp_path: Pa
             call = {"input_file_id": "file-1", "endpoint": "/infer/square", "completion_window": window}
             answer = client.post("/v1/batches", json=call)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "completion_window")
+        assert client.post("/v1/batches", content=b'{"a":' * 9000).status_code == 400
         answer = client.post("/v1/files", headers={"content-type": f"multipart/form-data; boundary={'b' * 300}"})
         assert (answer.status_code, "exceeds maximum of 256" in answer.text) == (400, True)

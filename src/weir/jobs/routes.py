@@ -37,6 +37,7 @@ from weir.protocols.account import Pace, charge, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import openai_error_response
+from weir.wire.values import UNREADABLE
 from weir.workers.timer import in_background
 
 _MAX_FIELD = 1024  # bytes of a field next to the file
@@ -424,7 +425,7 @@ class JobRoutes:
                 raise TooLarge(f"body: must have at most {_MAX_BODY} bytes")
         try:
             read = msgspec.json.decode(body, type=BatchCall)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise InvalidRequest(f"body: {error}") from error
         _check_metadata(read.metadata)
         check_endpoint(read.endpoint, self._endpoints)

@@ -28,13 +28,15 @@ from urllib.parse import unquote
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest, NotFound, WeirError
 from weir.jobs import JobSettings
 from weir.jobs.store import Disk, Job, JobRequest, JobResponse, JobStore
+from weir.messages import JSON
 from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
 from weir.wire.status import http_code
+from weir.wire.values import UNREADABLE, unreadable
 from weir.workers.timer import outcome_of
 
 MOST_ERRORS = 50  # that are listed of one file
@@ -128,7 +130,7 @@ class InputFile:
     def _request(self, line: bytes, number: int, line_number: int, start: int) -> JobRequest | None:
         try:
             read = _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             self._note(
                 "invalid_json_line", line_number, f"must be an object with custom_id, method, url and body: {error}"
             )
@@ -153,12 +155,14 @@ class InputFile:
 
 
 def body_of(file: int, request: JobRequest) -> bytes:
-    """Return the body of a request, from the input file with this descriptor. Raises InvalidRequest if the file is no longer what it was when it was read
-    first."""
+    """Return the body of a request, from the input file with this descriptor. Raises NotFound if the file is no longer what it was when it was read
+    first, and InvalidRequest for a body that is nested too deeply to be read here."""
     try:
         return bytes(_DECODER.decode(os.pread(file, request.length, request.start)).body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
+    except RecursionError as error:  # how deep may be read depends on the caller
+        raise unreadable(error, JSON) from None
+    except UNREADABLE as error:
+        raise NotFound(
             f"input file: the request {request.custom_id[:80]!r} is no longer there: the file was changed or truncated after it was validated"
         ) from error
 
@@ -169,7 +173,7 @@ def job_response(job: str, request: JobRequest, status: int, body: bytes) -> Job
     try:
         body.decode()
         shown = msgspec.json.decode(msgspec.json.format(body, indent=-1) if b"\n" in body else body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         shown = body.decode("utf-8", "replace")
     name = f"batch_req_{job.removeprefix('batch_')}_{request.number}"
     line = {
@@ -503,14 +507,17 @@ class JobRunner:
         return Ended(response, claim)
 
     async def _reply(self, job: Job, file: int, request: JobRequest, claim: Claim) -> Reply:
-        """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output."""
+        """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output. Raises OSError, and NotFound if the input
+        file was changed."""
         try:
             claim.take(2 * request.length)  # the line, and the body in it
-        except WeirError as error:  # for a line that never has room, this is the response
+            body = await off_loop(request.length, partial(body_of, file, request))
+            claim.hold(len(body))
+            reply = await self.context.ask(job.endpoint, body)
+        except (NotFound, OSError):
+            raise
+        except Exception as error:  # what one request raises, whatever it is, is its response and does not stop the job
             return Reply(http_code(error), error_body(error))
-        body = await off_loop(request.length, partial(body_of, file, request))
-        claim.hold(len(body))
-        reply = await self.context.ask(job.endpoint, body)
         claim.close()
         claim.add(2 * len(reply.body))
         return reply
