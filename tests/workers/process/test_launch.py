@@ -350,7 +350,9 @@ async def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, mod
     slow.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert [each.returncode for each in slow.started] == [-9]
+    assert None not in [
+        each.returncode for each in slow.started
+    ]  # a template ends by itself, if its socket is closed before it is killed
 
 
 def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) -> None:
