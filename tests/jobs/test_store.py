@@ -140,13 +140,15 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
     store.put(job, [line(0), JobResponse(2, 200, b"y" * 70)])  # not where uploads under way are: they fail no job
     name, path = store.begin_file()
     path.write_bytes(b"x" * 20)
-    with pytest.raises(Overloaded, match="take 87 bytes, 20 more would exceed 100"):
+    with pytest.raises(Overloaded, match="take 89 bytes, 20 more would exceed 100"):
         store.add_file(name, "in.jsonl", "batch", 100, 1000)
     store.give_back(80)
-    assert store.kept_bytes == 10 + 7 + 70
+    assert store.kept_bytes == 10 + 8 + 71
     with pytest.raises(TooLarge, match="the responses would exceed 100 bytes"):
         store.put(job, [JobResponse(1, 200, b"y" * 90)])
     assert store.job(job).completed == 2
+    assert store.end(job, "expired", 103, 1000, EXPIRED).error_file_id is None  # what says so has no room either
+    assert store.kept_bytes == 10 + 8 + 71
 
 
 def test_only_their_user_can_read_files_and_answers(tmp_path: Path) -> None:

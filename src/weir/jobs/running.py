@@ -44,7 +44,6 @@ LONGEST_ID = 512  # characters of a custom_id
 
 NO_REQUESTS = "the file has no requests"
 EXPIRED = b'"response":null,"error":{"code":"batch_expired","message":"This request could not be run before the completion window ended."}}'
-STOPPED = b'"response":null,"error":{"code":"batch_failed","message":"This request was not run: the job failed."}}'
 T = TypeVar("T")
 JOBS_AT_ONCE = 4  # jobs that share the requests under way; others wait
 LOOK_AGAIN = 5.0  # seconds after which another process is looked for that no longer runs the jobs, or has cancelled one
@@ -383,7 +382,7 @@ class JobRunner:
         except (WeirError, FileNotFoundError) as error:
             self.context.log(logging.WARNING, "batch job failed", job=name, error=str(error))
             errors = [{"code": "failed", "line": None, "message": str(error), "param": None}]
-            job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), STOPPED, errors)
+            job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), errors=errors)
         self.context.log(logging.INFO, "batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
 
     async def _validated(self, job: Job) -> Job:

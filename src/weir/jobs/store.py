@@ -446,7 +446,7 @@ class JobStore:
 
     def put(self, job: str, responses: Sequence[JobResponse]) -> None:
         """Store responses, and mark their requests as done; those that have a response keep it. Raises TooLarge if there is no room for them."""
-        size = sum(len(response.line) for response in responses)
+        size = sum(len(response.line) + 1 for response in responses)  # with the end of the line in the output
         if self.kept_bytes + size > self._limits.batch_max_bytes:
             raise TooLarge(f"the responses would exceed {self._limits.batch_max_bytes} bytes in all (batch_max_bytes)")
         with self._transaction() as database:
@@ -459,7 +459,7 @@ class JobStore:
                     column = "completed" if status < SUCCESS else "failed"
                     database.execute(
                         f"UPDATE jobs SET {column} = {column} + 1, answer_bytes = answer_bytes + ? WHERE id = ?",
-                        (len(line), job),
+                        (len(line) + 1, job),
                     )
 
     def step(self, job: str, status: str, now: int, errors: list[dict[str, Any]] | None = None) -> Job:
@@ -483,7 +483,8 @@ class JobStore:
     ) -> Job:
         """Write the output and the errors of a job to files, and end it with `status`. If that fails, no file is left.
 
-        `unanswered` is what the errors say of a request without a response, behind its custom_id; None: nothing. `errors` say why the job failed.
+        `unanswered` is what the errors say of a request without a response, behind its custom_id, as long as there is room; None: nothing. `errors` say
+        why the job failed.
         """
         files = dict[str, StoredFile]()
         try:
@@ -513,12 +514,15 @@ class JobStore:
         rows = self._database.execute(
             "SELECT custom_id, status, answer FROM requests WHERE job = ? ORDER BY number", (job,)
         )
-        written = 0
+        written, room = 0, self._limits.batch_max_bytes - self.kept_bytes
         try:
             with self.disk.create(path) as file:
                 for custom_id, status, line in rows:
                     if status is None and not good and unanswered is not None:
                         line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
+                        room -= len(line) + 1
+                        if room < 0:
+                            continue
                     elif status is None or (status < SUCCESS) != good:
                         continue
                     file.write(line + b"\n")
