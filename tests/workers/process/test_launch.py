@@ -350,9 +350,8 @@ async def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, mod
     slow.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert None not in [
-        each.returncode for each in slow.started
-    ]  # a template ends by itself, if its socket is closed before it is killed
+    # A template ends by itself, if its socket is closed before it is killed.
+    assert None not in [each.returncode for each in slow.started]
 
 
 def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) -> None:
