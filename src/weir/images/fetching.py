@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
-from weir.client.http_connection import ResponseReader, tls_context
+from weir.client.http_connection import HttpReply, ResponseReader, tls_context
 from weir.errors import InvalidRequest, reason_of
 from weir.images import ImageLimits, check_bytes
 
@@ -25,7 +25,9 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REQUESTS = 4  # for an image: three redirects
 _AT_ONCE = 16  # images that are fetched at the same time
 _PIECE = 1 << 16
-_HEAD_BYTES = 1 << 16  # the most of the head of a response
+_OTHER_BYTES = (
+    1 << 16
+)  # the most of a response that is not its body: head, framing and trailers; and as many as an eighth of the body
 _LONGEST_URL = 8192  # characters; what a storage service signs has up to 2,000
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # is not escaped in the path and the query of a URL
 # Networks of addresses that stand for others, NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380); and of sites, once (RFC 3879).
@@ -83,13 +85,13 @@ class Fetcher:
 
     async def _followed(self, url: str) -> bytes:
         for _ in range(_MOST_REQUESTS):
-            response = await self._get(self._target(url))
-            if response.status not in _REDIRECTS:
+            reply = await self._get(self._target(url))
+            if reply.status not in _REDIRECTS:
                 break
-            url = urljoin(url, response.headers.get("location", ""))
-        if response.status != 200:
-            raise InvalidRequest(f"the server responded with status {response.status}")
-        return response.take()
+            url = urljoin(url, reply.headers.get("location", ""))
+        if reply.status != 200:
+            raise InvalidRequest(f"the server responded with status {reply.status}")
+        return reply.body
 
     def _target(self, url: str) -> _Target:
         """Return what `url` points to. Raises InvalidRequest if that is not allowed."""
@@ -112,7 +114,7 @@ class Fetcher:
         path = quote(f"{parts.path or '/'}?{parts.query}".removesuffix("?"), safe=_SAFE)
         return _Target(parts.scheme, host, port, authority, path)
 
-    async def _get(self, target: _Target) -> ResponseReader:
+    async def _get(self, target: _Target) -> HttpReply:
         """Return the response; of a redirect, only its head. Raises OSError, and InvalidRequest for a body beyond the limits."""
         tls, name = (self._tls, target.host) if target.scheme == "https" else (None, None)
         address = await self._address(target)
@@ -120,14 +122,18 @@ class Fetcher:
         try:
             head = f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\nconnection: close\r\n\r\n"
             writer.write(head.encode())
-            response, received = ResponseReader(), 0
+            response, body, others = ResponseReader(), bytearray(), 0
             while not response.is_complete and response.status not in _REDIRECTS:
                 piece = await reader.read(_PIECE)
-                received += len(piece)
-                check_bytes(received - _HEAD_BYTES, self.limits)
                 self.charge(len(piece))
                 response.feed(piece)
-            return response
+                part = response.take()
+                body += part
+                others += len(piece) - len(part)
+                check_bytes(len(body), self.limits)
+                if others > (most := _OTHER_BYTES + len(body) // 8):
+                    raise InvalidRequest(f"{others:,} bytes of the response are not the image; at most {most:,}")
+            return HttpReply(response.status, response.headers, bytes(body))
         finally:
             writer.transport.abort()
 
