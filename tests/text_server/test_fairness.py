@@ -14,7 +14,10 @@ from tests.text_server.text_models import DIMENSIONS, Summing, Words
 from tests.waiting import turns
 
 from weir import Service
+from weir.images import Picture
 from weir.testing import FakeClock, FakeExecutor
+from weir.text_models.model import ImageTower
+from weir.text_models.texts import EncodedImage
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import Encoded, TextQuery
 from weir.text_server.tokenizing import TokenizerThreads
@@ -88,6 +91,42 @@ async def test_who_has_one_sentence_waits_three_batches_at_most(places: int) -> 
             waits.append(served.clock() - sent)
         assert max(waits) <= 0.1 * (1 + places) + 1e-9
         assert served.texts["a"] > 300
+
+
+class Pictures(Summing):
+    """Stands for the tower for images, and has its batches."""
+
+    padded = ImageTower.padded is True
+    max_padding, padding_cost = ImageTower.max_padding, ImageTower.padding_cost
+
+
+@pytest.mark.parametrize("decoding", [0.0, 980.0])
+async def test_a_picture_does_not_wait_behind_all_of_another_request(decoding: float) -> None:
+    def look(picture: Picture) -> EncodedImage:
+        return EncodedImage(picture.data, 10, decoding if picture.data[:1] == b"a" else 0.0)
+
+    executor = FakeExecutor()
+    limits: dict[str, Any] = {"max_batch_size": ROWS, "max_batch_cost": 1140.0}
+    async with (
+        Service(Summing, executor=FakeExecutor()) as texts,
+        Service(Pictures, executor=executor, **limits) as tower,
+    ):
+        encoder = Encoder(texts, TokenizerThreads(Words(), 0, look=look), TextShape(DIMENSIONS, 8), images=tower)
+        sent = []
+        for client, count in (("a", 150), ("b", 1)):
+            pictures = [Picture(b"%b %d" % (client.encode(), number)) for number in range(count)]
+            sent.append(asyncio.ensure_future(encoder.encode(pictures, TextQuery("test", client=client, timeout=1e6))))
+            await turns(SETTLED)
+        while not sent[1].done():
+            executor.respond_next(lambda batch: [numpy.zeros(DIMENSIONS, numpy.float32)] * len(batch))
+            await turns(SETTLED)
+        assert len(executor.batches) <= 4  # what was running, two at most, and its own; the next has begun
+        sent[0].cancel()
+        await asyncio.gather(*sent, return_exceptions=True)
+        while executor.pending:
+            executor.respond_next(lambda batch: [numpy.zeros(DIMENSIONS, numpy.float32)] * len(batch))
+            await turns(SETTLED)
+        encoder.close()
 
 
 @pytest.mark.parametrize("size", spread([17, 15, 20]))
