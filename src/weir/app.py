@@ -381,22 +381,30 @@ def _of_fronts() -> Any:
 
 def _end_with_the_program() -> None:
     """Give what the server has left END_LIMIT seconds from the end of the main thread."""
-    threading.main_thread().join()
-    time.sleep(END_LIMIT)
-    _end_process()
+
+    def wait() -> None:
+        threading.main_thread().join()
+        time.sleep(END_LIMIT)
+
+    _end_process(wait)
 
 
-def _end_process() -> None:
-    """End the process although something hangs, and log what hangs."""
-    threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-    processes = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
-    log = partial(
-        get_logger("weir").error, "not everything ends: leaving it behind", threads=threads, processes=processes
-    )
-    logging = threading.Thread(target=log, daemon=True)  # the log's destination may hang as well
-    logging.start()
+def _end_process(wait: Callable[[], None] = lambda: None) -> None:
+    """End the process when `wait` has returned, although something hangs, and log what hangs."""
+    hangs = threading.Event()
+    # The log's destination may hang as well. It begins before the wait: Python 3.12 starts no thread once the program has ended.
+    threading.Thread(target=_log_what_hangs, args=(hangs,), daemon=True).start()
+    wait()
+    hangs.set()
     time.sleep(1.0)  # a log's outlet writes in a thread of its own
     os._exit(1)
+
+
+def _log_what_hangs(hangs: threading.Event) -> None:
+    hangs.wait()
+    threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    processes = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    get_logger("weir").error("not everything ends: leaving it behind", threads=threads, processes=processes)
 
 
 class Notified(NamedTuple):
