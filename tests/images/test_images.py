@@ -58,6 +58,10 @@ def test_fills_and_markers_alone_stand_between_the_segments_of_a_jpeg() -> None:
         (png(0, 7), "a PNG without pixels (0 × 7)"),
         (bmp(-9, 0), "a BMP without pixels (-9 × 9)"),
         (png(40_000, 40_000), "40,000 × 40,000 pixels; at most 64 M (max_image_pixels)"),
+        (
+            png(1, 10_000_000),
+            "1 × 10,000,000 pixels; at most 64 M (max_image_pixels), of which a row counts as 8 at least",
+        ),
         (tiff(_322=1 << 20, _323=1 << 20), "1,048,576 × 1,048,576 pixels; at most 64 M (max_image_pixels)"),
         (tiff(_259=7), "a TIFF of compression 7; those that are read: none, LZW, deflate, PackBits"),
         (bmp(9, 1), "a BMP of compression 1; only those without compression are read"),

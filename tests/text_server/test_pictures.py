@@ -329,7 +329,7 @@ def test_large_pictures_are_refused_before_they_are_decoded(client: httpx.Client
     wrong = client.post("/v1/embeddings", json={"input": [{"image": URL}, {"image": large}]})
     assert (wrong.status_code, message_of(wrong)) == (
         400,
-        "input[1]: 300 × 200 pixels; at most 0.05 M (max_image_pixels)",
+        "input[1]: 300 × 200 pixels; at most 0.05 M (max_image_pixels), of which a row counts as 8 at least",
     )
 
 

@@ -19,6 +19,7 @@ from weir.errors import InvalidRequest
 
 FORMATS = "PNG, JPEG, WebP, GIF, BMP and TIFF"
 _MOST_PIXELS = 89_478_485  # from here on, Pillow takes a header for an attack
+_LEAST_WIDTH = 8  # pixels as which a row counts at least: a decoder has pointers to each
 _MOST_SEGMENTS = 1_000  # of a JPEG before its pixels; cameras write a few dozen
 _CHUNK_BYTES = 1_024  # of a PNG for each chunk that it may have beyond so many; pixels mostly come in chunks of 8 KiB
 _MOST_SCANS = 32  # of a progressive JPEG; encoders write about ten, and each is a pass over all pixels
@@ -60,6 +61,11 @@ class Header(NamedTuple):
     width: int
     height: int
 
+    @property
+    def pixels(self) -> int:
+        """The number of pixels by which memory and work are bounded."""
+        return max(self.width, _LEAST_WIDTH) * self.height
+
 
 def look(data: bytes, limits: ImageLimits) -> Header:
     """Return what the header of an image file states, without decoding a pixel.
@@ -75,8 +81,8 @@ def look(data: bytes, limits: ImageLimits) -> Header:
         raise InvalidRequest(f"its {name} header is cut off") from None
     if width * height <= 0:
         raise InvalidRequest(f"a {name} without pixels ({width} × {height})")
-    check_pixels(width, height, limits)
-    return Header(name, width, height)
+    check_pixels(header := Header(name, width, height), limits)
+    return header
 
 
 def _reader(data: bytes) -> tuple[str, Callable[[bytes], tuple[int, int]]]:
@@ -96,11 +102,13 @@ def check_type(stated: str) -> None:
         raise InvalidRequest(f"states the type {media!r:.80}: must be an image")
 
 
-def check_pixels(width: int, height: int, limits: ImageLimits) -> None:
-    """Raise InvalidRequest if an image of this width and height is beyond `limits`."""
-    if width * height > limits.max_image_pixels:
-        most = f"{limits.max_image_pixels / 1e6:g} M (max_image_pixels)"
-        raise InvalidRequest(f"{width:,} × {height:,} pixels; at most {most}")
+def check_pixels(header: Header, limits: ImageLimits) -> None:
+    """Raise InvalidRequest if an image with this header is beyond `limits`."""
+    if header.pixels > limits.max_image_pixels:
+        most = (
+            f"{limits.max_image_pixels / 1e6:g} M (max_image_pixels), of which a row counts as {_LEAST_WIDTH} at least"
+        )
+        raise InvalidRequest(f"{header.width:,} × {header.height:,} pixels; at most {most}")
 
 
 def check_bytes(size: int, limits: ImageLimits) -> None:

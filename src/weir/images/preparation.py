@@ -20,7 +20,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, SettingsError, add_extra
-from weir.images import ImageLimits, check_pixels, look
+from weir.images import Header, ImageLimits, check_pixels, look
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -125,7 +125,7 @@ def _decoded(data: bytes, limits: ImageLimits) -> "Image":
     _silence()
     try:
         with Image.open(io.BytesIO(data), formats=[name]) as image:
-            check_pixels(*image.size, limits)  # its frames may be larger than the header states
+            check_pixels(Header(name, *image.size), limits)  # its frames may be larger than the header states
             image.load()
             with suppress(Exception):  # broken EXIF data turn nothing
                 ImageOps.exif_transpose(image, in_place=True)

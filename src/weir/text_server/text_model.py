@@ -489,7 +489,7 @@ def _looked(tokens: int, limits: ImageLimits, picture: Picture) -> EncodedImage 
         header = look(picture.data, limits)
     except InvalidRequest as error:
         return error
-    decoding = (header.width * header.height + len(picture.data)) / _PIXELS_OF_A_TOKEN
+    decoding = (header.pixels + len(picture.data)) / _PIXELS_OF_A_TOKEN
     return EncodedImage(picture.data, tokens, min(decoding, most_decoding(limits)))
 
 
