@@ -69,6 +69,9 @@ METRICS = f"""# Metrics
 `GET /metrics` returns Prometheus' format, or OpenMetrics on request; `--no-metrics` disables it. Counters end in `_total` there. Unless other labels are given, the
 label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`.
 
+`weir_requests` counts each request once. A response that memory has no room for counts as an error if it is refused at once, and as a success if later: a list, a
+stream, or one that a thread or a front writes.
+
 """
 
 DATATYPES = f"""# Datatypes: what tensors may hold

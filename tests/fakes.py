@@ -1,5 +1,6 @@
 """A request and an observer that record what happens to them."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -82,6 +83,14 @@ class RecordingObserver(Observer):
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         self.transfers.append((model, frontend, received_bytes, sent_bytes))
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many requests have ended with each type of error, or with a response (""), those that were refused included."""
+        kinds = Counter(type(error).__name__ for _, _, error in self.refusals)
+        for requests, error, _ in self.responses:
+            kinds["" if error is None else type(error).__name__] += len(requests)
+        return kinds
 
     @property
     def ends(self) -> int:

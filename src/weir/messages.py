@@ -148,6 +148,7 @@ class Request(Protocol):
     The frontend sets the first group of attributes; only batching/ writes the second. Either `finish` or `fail` is
     called, exactly once, unless the caller has cancelled. For a streaming model, `part` may be called any number of times before.
     If one of them raises, the exception is logged, and `abandon` is called where a request has it: its caller must not wait for ever.
+    Where `finish` delivers an error because the response cannot be delivered, it says so to `Dispatch.refuse`.
     """
 
     form: Form
@@ -241,6 +242,7 @@ class Dispatch:
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
         shorter: whether its worker may have left some of it out, because the requests have ended.
         woken_at: the instant at which a worker was ready after there had been none; None if there was always one.
+        refused: requests whose `finish` could not deliver the response, each with the error that its caller got instead.
     """
 
     batch_id: int
@@ -267,6 +269,7 @@ class Dispatch:
     missed: bool = False
     shorter: bool = False
     woken_at: float | None = None
+    refused: Sequence[tuple[Request, WeirError]] = ()
     _arrivals: list[float] | None = None
 
     @property
@@ -275,6 +278,10 @@ class Dispatch:
         if self._arrivals is None:
             self._arrivals = arrivals_of(self.requests)  # observers ask several times, and there are many requests
         return self._arrivals
+
+    def refuse(self, request: Request, error: WeirError) -> None:
+        """Note that the caller of `request` gets `error` instead of its response: with that it ends."""
+        self.refused = (*self.refused, (request, error))
 
     def started_for(self, arrival: float) -> float:
         """Return for how many seconds a request that arrived at the instant `arrival` has waited for a worker to start."""

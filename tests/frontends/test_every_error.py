@@ -245,6 +245,7 @@ class Measured(Model):
 HEARD: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("/infer/measured", "bad", (1, 0, 0)),
     ("/infer/measured/batch", ["good", "bad", "bad"], (2, 0, 0)),
+    ("/v1/models/measured:predict", {"instances": ["good", "bad"]}, (1, 0, 0)),
     ("/infer/measured", "broken", (0, 1, 1)),
     ("/infer/measured/batch", ["good", "broken"], (0, 1, 1)),
     ("/v2/models/measured/infer", kserve_item("bad"), (1, 0, 0)),

@@ -284,8 +284,8 @@ async def test_a_connection_holds_no_more_than_its_share_of_the_account() -> Non
 
 
 async def test_a_response_without_memory_is_the_error_of_its_request() -> None:
-    executor = FakeExecutor()
-    service = Service(Echo, name="echo", executor=executor)
+    executor, observer = FakeExecutor(), RecordingObserver()
+    service = Service(Echo, name="echo", executor=executor, observers=[observer])
     async with serving(service, max_waiting_bytes=1_000_000) as server, server.connect() as client:
         await client.send(item("echo", "x", "a"))
         await until(lambda: bool(executor.pending))
@@ -293,6 +293,7 @@ async def test_a_response_without_memory_is_the_error_of_its_request() -> None:
         executor.respond_next(lambda batch: [b"x" * 80_000])
         refused = await failure(client)
         assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
+        assert observer.kinds == {"Overloaded": 1}
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unexpected message, or already closed"), OSError("gone")])

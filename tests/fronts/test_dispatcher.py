@@ -232,8 +232,8 @@ async def test_a_caller_that_left_and_a_front_that_ended_cost_nothing() -> None:
 
 async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
     large = "x" * (1 << 20)
-    executor = FakeExecutor(lambda items: [large for _ in items])
-    async with connected(executor, max_waiting_bytes=16 << 20) as (front, _, account):
+    executor, heard = FakeExecutor(lambda items: [large for _ in items]), RecordingObserver()
+    async with connected(executor, [heard], max_waiting_bytes=16 << 20) as (front, _, account):
         for number in range(12):
             await front.send(*([FORM] if not number else []), request(number))
             await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.open)  # type: ignore[misc]  # bound at once
@@ -242,6 +242,7 @@ async def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
         ends = [await front.next() for _ in range(12)]
         refused = [each for each in ends if isinstance(each, FailedRequest)]
         assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
+        assert heard.kinds == {"": 12 - len(refused), "Overloaded": len(refused)}
         await front.send(request(12))  # now it reads again
         assert isinstance(await front.next(), Outputs)
         front.side.close()

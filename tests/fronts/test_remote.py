@@ -9,7 +9,17 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.fronts.messages import CallerLeft, Link, Outputs, RequestForm, Submit, reader_of_dispatcher, reader_of_front
+from weir.errors import Overloaded
+from weir.fronts.messages import (
+    PLAIN,
+    CallerLeft,
+    Link,
+    Outputs,
+    RequestForm,
+    Submit,
+    reader_of_dispatcher,
+    reader_of_front,
+)
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import RemoteHandle, Requests
 from weir.messages import JSON, Form
@@ -103,6 +113,13 @@ def test_a_request_whose_caller_leaves_while_another_ends_gets_no_response() -> 
     second.finish = lambda output, dispatch: ends.append(output)
     ended_by([b"1", b"2"], first, second)
     assert ends == [b"1"] and first.settled and second.settled
+
+
+def test_a_front_keeps_no_refused_responses() -> None:
+    first = asked(b"a", 1.0)
+    first.finish = lambda output, dispatch: dispatch.refuse(first, Overloaded("no room"))
+    ended_by([b"1"], first)
+    assert not PLAIN.refused
 
 
 def test_arrays_that_cannot_be_read_end_their_request_alone() -> None:

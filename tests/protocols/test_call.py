@@ -168,7 +168,20 @@ async def test_an_error_in_any_state_is_the_end_and_is_reported_once() -> None:
             assert (call.sent, call.over, call.released) == ([error], True, 1)
             call.end(wrong)
             assert call.sent == [error]
-    assert [error for _, _, error in observer.refusals] == [wrong, no_room]
+    # Without a model, of which no observer knows; before there is a response; and while a thread writes it, when it has been counted.
+    assert [error for _, error, _ in observer.responses] == [wrong, None, None, no_room]
+    assert not observer.refusals
+
+
+async def test_a_part_that_cannot_be_sent_is_no_second_end() -> None:
+    async with serving(Count) as (service, observer):
+        call, no_room = Recorded(service), Overloaded("no room")
+        setattr(call, "send_part", partial(raised, no_room))  # noqa: B010 - mypy refuses to assign to a method
+        asked = InferenceRequest(service.facts.name, [items(b"200")])
+        call.attempt(partial(call.stream, call.asked, asked, shown))
+        await over(call)
+        assert call.sent == [no_room]
+    assert (observer.kinds.total(), observer.refusals) == (1, [])
 
 
 async def test_a_model_on_demand_is_read_once_and_then_found() -> None:

@@ -17,7 +17,16 @@ from tests.streaming_models import Count, Script
 from tests.waiting import until
 
 from weir.catalog.registry import Registry
-from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
+from weir.errors import (
+    Draining,
+    InvalidRequest,
+    ModelError,
+    ModelNotFound,
+    Overloaded,
+    TooLarge,
+    Unsupported,
+    ValidationFailed,
+)
 from weir.messages import JSON, Dispatch
 from weir.model import Measure, Model
 from weir.protocols import HttpSettings
@@ -273,6 +282,17 @@ async def test_one_item_is_read_as_its_model_takes_it_and_refusals_are_reported(
         with pytest.raises(Draining):
             await exchange.infer_item(b'"a"')
     assert [type(error) for _, _, error in observer.refusals] == [InvalidRequest, Draining]
+
+
+async def test_an_error_after_the_response_is_no_second_end() -> None:
+    async with serving(Words) as (service, observer):
+        exchange = Exchange(service, frontend="lines")
+        assert await exchange.infer_item(b'"a"')
+        late, broken = Overloaded("no room"), ModelError("no JSON")
+        for error, whole in ((late, True), (broken, True), (InvalidRequest("one of a list"), False)):
+            assert exchange.refused(error, whole=whole).reported
+    assert observer.kinds == {"": 1, "InvalidRequest": 1}
+    assert observer.failures == [("words", [broken])]
 
 
 def test_an_unknown_model_is_named_as_clients_expect() -> None:

@@ -260,6 +260,23 @@ async def test_the_observers_hear_of_each_error_of_the_model_once() -> None:
         assert failures == bad
 
 
+@pytest.mark.parametrize("kind", [Kind.ITEM, Kind.ITEMS])  # given to a whole batch at once, and one by one
+async def test_a_response_that_is_refused_is_counted_as_its_error(kind: Kind) -> None:
+    class Refusing(FakeRequest):
+        def finish(self, output: Any, dispatch: Dispatch) -> None:
+            dispatch.refuse(self, ModelError("no JSON") if output in (4, [4]) else Overloaded("no room"))
+
+    async with serving(None, policy="full:4") as rig:
+        made = [(FakeRequest, 1), (Refusing, 2), (Refusing, 3), (FakeRequest, 4)]
+        for of, item in made:
+            payload = item if kind is Kind.ITEM else [item]
+            rig.service.submit(of(payload, kind=kind, arrival=rig.service.now()))
+        await turns()
+        rig.executor.respond_next(squares)
+        assert rig.heard.kinds == {"": 2, "ModelError": 1, "Overloaded": 1}
+        assert [[error.message for error in errors] for _, errors in rig.heard.failures] == [["no JSON"]]
+
+
 async def test_no_worker_left_fails_all_and_says_why() -> None:
     async with serving(None, max_queue_size=2) as rig:
         calls = [rig.service.infer(item) for item in range(2)]

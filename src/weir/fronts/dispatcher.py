@@ -170,7 +170,9 @@ class RemoteRequest(RequestBase):
         batch = dispatch if self.form.explain or dispatch.woken_at is not None else None
         responses = (batch is front.batch and front.responses) or front.new_responses(batch)
         if responses is None:
-            front.fail(number, Overloaded("the front of this connection does not read the responses"))
+            error = Overloaded("the front of this connection does not read the responses")
+            dispatch.refuse(self, error)
+            front.fail(number, error)
             return
         responses.numbers.append(number)
         responses.outputs.append(output)

@@ -137,6 +137,7 @@ class Requests:
                 outputs[index] = self._read(request, outputs[index])
         batch = message.batch
         finish_each(requests, outputs, PLAIN if batch is None else dispatch_of(batch), undelivered)
+        PLAIN.refused = ()  # the dispatcher has counted these requests
 
     def ended(self, message: FailedRequest | MustHandOver) -> None:
         """Give one request its end, which is not an output."""

@@ -31,10 +31,12 @@ T = TypeVar("T")
 
 
 class Writing(NamedTuple):
-    """A response that is still to be written. Writing takes as long as writing `size_bytes` of text. `write` changes nothing, so it can run in a thread."""
+    """A response that is still to be written. Writing takes as long as writing `size_bytes` of text. `write` changes nothing, so it can run in a thread.
+    `length` returns about how many bytes the message has, if they may be more."""
 
     size_bytes: int
     write: Callable[[], Any]
+    length: Callable[[], int] | None = None
 
 
 class ChannelCall:
@@ -124,9 +126,9 @@ class ChannelCall:
         elif message.size_bytes <= LONG_RESPONSE:
             self.deliver(message.write())
         else:
-            self.charge(message.size_bytes)
-            ended = self.after(self.deliver)
-            self._stop = work_later(*message, ended, account=self.account, writes=True)
+            size, write, length = message
+            self.charge(size if length is None else max(size, length()))
+            self._stop = work_later(size, write, self.after(self.deliver), account=self.account, writes=True)
 
     def deliver(self, message: Any) -> None:
         """End with the response."""
@@ -201,14 +203,13 @@ class InferenceCall(ChannelCall):
     def submit(self, exchange: Exchange, entry: QueueEntry, write: Callable[[QueuedRequest], Any]) -> None:
         """Put the only `entry` of the request into the queue. `write` makes the message of its end, or the Writing of one."""
         self.exchange = exchange
-        respond = partial(self._respond, write)
-        request = exchange.submit(entry, lambda ended: self._go_on(respond, ended.error or ended))
+        request = exchange.submit(entry, partial(self._ended, exchange, partial(self._respond, exchange, write)))
         self.stopped_by(partial(exchange.cancel, request))
 
     def infer(self, exchange: Exchange, request: InferenceRequest, write: Callable[[InferenceResponse], Any]) -> None:
         """Have the model compute `request`. `write` makes the message of the response, or the Writing of one."""
         self.exchange = exchange
-        service, ended = exchange.service, self.after(partial(self._respond, write))
+        service, ended = exchange.service, self.after(partial(self._respond, exchange, write))
         if service.tracing is None and service.inference is None:
             self._enter(exchange, request, ended)
         else:
@@ -237,7 +238,13 @@ class InferenceCall(ChannelCall):
         if self.exchange is not None:
             self.exchange.transferred(self.received_bytes, sent_bytes)
 
-    def _respond(self, write: Callable[[T], Any], found: T) -> None:
+    def _ended(self, exchange: Exchange, respond: Callable[[QueuedRequest], None], request: QueuedRequest) -> None:
+        exchange.ending = request
+        self._go_on(respond, request.error or request)
+        exchange.ending = None
+
+    def _respond(self, exchange: Exchange, write: Callable[[T], Any], found: T) -> None:
+        exchange.responded = True
         self.respond(write(found))
 
     def _enter(self, exchange: Exchange, request: InferenceRequest, ended: Ended[InferenceResponse]) -> None:
@@ -252,11 +259,11 @@ class InferenceCall(ChannelCall):
         async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:
                 ends = ends and not part.last
-                message = await written(*write(part))
+                message = await written(*write(part)[:2])
                 del part  # frees its tensors while the client reads the message
                 sent += await self.send_part(message)
         if ends:
             facts = exchange.service.facts
             end = InferenceResponse(facts.name, [], version=facts.version, id=request.id)
-            sent += await self.send_part(await written(*write(StreamPart(end, True))))
+            sent += await self.send_part(await written(*write(StreamPart(end, True))[:2]))
         return sent

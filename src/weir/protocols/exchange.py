@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.batching.request_state import RequestBase, refuse
-from weir.errors import Cancelled, InvalidRequest, ModelNotReady, Unsupported, WeirError
+from weir.errors import Cancelled, InvalidRequest, ModelError, ModelNotReady, Unsupported, WeirError
 from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Form, Kind, Request, Trace, carrier_in, child_of
 from weir.model import Tensor
 from weir.protocols.access import caller_in
@@ -304,7 +304,9 @@ class Gathering:
             self.dispatch = request.dispatch
         self._left -= 1
         if not self._left or (not self._alone and request.error is not None):
+            self._exchange.ending = request
             self._end()
+            self._exchange.ending = None
 
     def _end(self) -> None:
         ended, self._then = self._then, None
@@ -456,10 +458,24 @@ class Exchange:
 
     `timeout` is the caller's in seconds, or None for the service's setting. `peer` is the caller's address, and `headers` (names in lower case) are those of the request, if
     the channel has them. They say whose key it has, and name the caller's span in `carrier`. `waited` is how long it has waited for a worker to start, once `infer`
-    has returned.
+    has returned. `responded` says whether the model has responded, so that the observers know an end of the request. `ending` is the queued request that has
+    its end at present; None if none has.
     """
 
-    __slots__ = ("caller", "carrier", "frontend", "headers", "peer", "route", "service", "timeout", "trace", "waited")
+    __slots__ = (
+        "caller",
+        "carrier",
+        "ending",
+        "frontend",
+        "headers",
+        "peer",
+        "responded",
+        "route",
+        "service",
+        "timeout",
+        "trace",
+        "waited",
+    )
 
     def __init__(
         self,
@@ -480,6 +496,8 @@ class Exchange:
         self.trace: Trace | None = None
         self.waited = 0.0
         self.route = ""  # see Form
+        self.responded = False
+        self.ending: QueuedRequest | None = None
 
     # Before the service has the request.
 
@@ -490,20 +508,25 @@ class Exchange:
         """
         return await off_loop(size_bytes, work)
 
-    def refused(self, error: WeirError) -> WeirError:
-        """Notify the observers of the error that ends the request, unless they know it. Return the error.
+    def refused(self, error: WeirError, *, whole: bool = True) -> WeirError:
+        """Notify the observers of the error that ends the request, or one item of it if not `whole`, unless they know it. Return the error.
 
         Whatever raises an error leaves this to the exchange and the channel. A request that was refused before it reached the service has no span.
         """
+        ending = self.ending
+        if ending is not None and ending.dispatch is not None:
+            ending.dispatch.refuse(ending, error)
         if not error.reported:
             if self.trace is not None and not self.trace.has_span:
                 self.trace = None
                 CURRENT_TRACE.set(None)
+            error.reported = self.responded and whole and not isinstance(error, ModelError)
             self.service.notify(self.frontend, error)
         return error
 
     def __enter__(self) -> None:
         """Begin a block whose errors end the request: the observers are notified of them."""
+        self.responded = False
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, WeirError):
@@ -562,13 +585,17 @@ class Exchange:
         """Return the response to a request of tensors. Raises the WeirError that ends the request."""
         self.begin_trace()
         with self:
-            return await end_of(partial(inference_of(self.service).begin, self, request))
+            response: InferenceResponse = await end_of(partial(inference_of(self.service).begin, self, request))
+        self.responded = True
+        return response
 
     async def infer_items(self, head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Raises the WeirError that ends the whole request."""
         self.begin_trace()
         with self:
-            return await inference_of(self.service).infer_items(self, head, body)
+            response = await inference_of(self.service).infer_items(self, head, body)
+        self.responded = True
+        return response
 
     async def infer_item(
         self, item: bytes, *, content_type: str = JSON, accept: str = JSON, priority: int = 0
@@ -601,6 +628,7 @@ class Exchange:
             streamed = self.stream_of(first._replace(payload=item))
             async with aclosing(read_parts(self, streamed)) as parts:
                 async for output, last in parts:
+                    self.responded = True
                     yield StreamPart(response_of(service, request, [kind], [output]), last)
 
     def stream_of(self, entry: QueueEntry) -> StreamedCall:

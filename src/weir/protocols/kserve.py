@@ -635,7 +635,7 @@ class KserveV1Protocol(_OfContext):
         outputs = []
         for index, output in enumerate(await written(response.size_bytes, response.write)):
             if isinstance(output, WeirError):
-                raise output.at("instances", index)
+                raise exchange.refused(output, whole=False).at("instances", index)
             outputs.append(output)
         headers = [JSON_HEADER, *response.headers]
         return HttpResponse(200, headers, b'{"predictions":[%b]}' % b",".join(outputs))

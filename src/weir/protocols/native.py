@@ -337,7 +337,7 @@ class NativeProtocol:
         bodies = await written(response.size_bytes, response.write)
         for each in bodies:
             if isinstance(each, WeirError):
-                exchange.refused(each)
+                exchange.refused(each, whole=False)
         return items_http_response(head, response, bodies, development=self._settings.development)
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:

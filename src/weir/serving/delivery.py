@@ -53,6 +53,8 @@ class Delivery:
             responded = [request for request in dispatch.requests if id(request) not in before]
             for _, output in unwanted:
                 discard(output)
+        if dispatch.refused:
+            responded = self._others(responded, dispatch, now)
         self._had_their_end(responded, None, now)
 
     def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
@@ -78,7 +80,7 @@ class Delivery:
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
         """Give each request, which must be settled already, its response or error."""
-        responded = []
+        responded: list[Request] = []
         for request, output in ends:
             if isinstance(output, WeirError):
                 output.ran = True
@@ -89,6 +91,8 @@ class Delivery:
                 request.finish(output, dispatch)
             except Exception:
                 undelivered(request)
+        if dispatch.refused:
+            responded = self._others(responded, dispatch, now)
         self._had_their_end(responded, None, now)
 
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
@@ -125,6 +129,15 @@ class Delivery:
             undelivered(request)
         self._had_their_end([request], error, now)
         drop_payload(request)
+
+    def _others(self, requests: Sequence[Request], dispatch: Dispatch, now: float) -> list[Request]:
+        """Tell the observers of the requests whose callers got an error instead of the response. Return the others of `requests`."""
+        refused, dispatch.refused = dispatch.refused, ()
+        for request, error in refused:
+            self._note_failed([error], now)
+            self._had_their_end([request], error, now)
+        those = {id(request) for request, _ in refused}
+        return [request for request in requests if id(request) not in those]
 
     def _had_their_end(self, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         if not requests:

@@ -35,7 +35,7 @@ from weir.wire.kserve_json import (
     refuse_duplicates,
     refuse_too_many,
 )
-from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count, elements_bytes
+from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count, elements_bytes, text_size
 
 # The field of typed contents by datatype. FP16 and BF16 have none: they are always raw.
 FIELDS = {
@@ -346,6 +346,12 @@ def bytes_to_write(response: InferenceResponse, *, typed: bool = False) -> int:
         else:
             size += _NUMBER_BYTES * tensor.array.size if one_by_one else tensor.array.nbytes // _COPIED
     return size
+
+
+def message_bytes(response: InferenceResponse) -> int:
+    """Return about how many bytes the message of `response` has."""
+    sent = [tensor for tensor in response.outputs if REGION not in tensor.parameters]
+    return sum([text_size(each.array) if each.datatype == "BYTES" else each.array.nbytes for each in sent])
 
 
 def response_pieces(response: InferenceResponse) -> list[bytes]:

@@ -306,6 +306,7 @@ async def test_a_long_response_for_which_there_is_no_room_is_refused() -> None:
         account.take(200_000)
         await refuses(rig.raw(INFER, large(10)), Code.RESOURCE_EXHAUSTED, "max_waiting_bytes")
         await until(lambda: account.held_bytes == 700_000)
+        assert rig.observer.kinds == {"": 1, "Overloaded": 1}
 
 
 async def test_more_calls_than_may_be_are_refused() -> None:
@@ -362,6 +363,7 @@ async def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -
         assert "max_waiting_bytes" in read_stream_response(await call.read())[0]
         call.cancel()
         await until(lambda: account.held_bytes == 950_000)
+        assert rig.observer.kinds == {"": 2}
 
 
 @pytest.mark.parametrize("over", [Core, FRONTS], indirect=True)

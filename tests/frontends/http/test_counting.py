@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes import RecordingObserver
 from tests.frontends.http.models import Echo
 from tests.protocols.kserve.models import Vector
 from tests.rings import subcases
@@ -29,10 +30,11 @@ from weir.testing import FakeExecutor
 
 @asynccontextmanager
 async def asked(
-    model: type[Model], executor: FakeExecutor, **settings: Any
+    model: type[Model], executor: FakeExecutor, observer: RecordingObserver | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Account, httpx.AsyncClient]]:
     """Give the account of an application whose model answers on command, and a client of it; at the end nothing is held."""
-    service = Service(model, name="m", executor=executor, max_batch_size=1 if model is Echo else 8)
+    observers, size = [observer or RecordingObserver()], 1 if model is Echo else 8
+    service = Service(model, name="m", executor=executor, max_batch_size=size, observers=observers)
     context = KserveContext(Registry([service]), HttpSettings(**settings))
     transport, headers = httpx.ASGITransport(make_app(context)), {"accept-encoding": "identity"}
     async with service, httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
@@ -76,11 +78,13 @@ async def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
 
 
 async def test_an_answer_that_could_not_wait_is_refused() -> None:
-    executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
-    async with asked(Echo, executor, max_waiting_bytes=40_000) as (_, client):
-        answer = await client.post("/infer/m", json=1)
-        assert answer.status_code == 413
-        assert "max_waiting_bytes" in answer.json()["error"]["message"]
+    executor, observer = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch]), RecordingObserver()
+    async with asked(Echo, executor, observer, max_waiting_bytes=40_000) as (_, client):
+        for path, body in (("/infer/m", 1), ("/infer/m/batch", [1]), ("/v1/models/m:predict", {"instances": [1]})):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 413
+            assert "max_waiting_bytes" in answer.text
+    assert observer.kinds == {"": 3}  # counted when the model had responded
 
 
 def crumbs(count: int) -> Any:

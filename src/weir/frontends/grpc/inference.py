@@ -45,6 +45,7 @@ from weir.wire.kserve_grpc import (
     error_in_stream,
     in_stream,
     is_typed,
+    message_bytes,
     parse_request,
     raw_at_end,
     read_request,
@@ -90,7 +91,8 @@ def class_in(call: IncomingCall) -> str | None:
 
 def writing_of(response: InferenceResponse, *, typed: bool = False) -> Writing:
     """Return the writing of the message of `response`, with its tensors as typed or raw contents."""
-    return Writing(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
+    write, length = partial(write_response, response, typed=typed), partial(message_bytes, response)
+    return Writing(bytes_to_write(response, typed=typed), write, length)
 
 
 class GrpcExchange(Exchange):

@@ -537,6 +537,7 @@ async def test_a_long_response_for_which_there_is_no_room_is_refused(headers: tu
             transport.flush()
         assert [statuses(each.sent) for each in transports] == [[200], [200], [429]]
         assert b"max_waiting_bytes" in transports[2].sent
+        assert here.observer.kinds == {"": 2, "Overloaded": 1}
         await settled()
         assert here.shared.account.held_bytes == 0
 

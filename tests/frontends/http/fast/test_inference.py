@@ -5,6 +5,7 @@ The request that the batcher knows.
 
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor
+from tests.fakes import RecordingObserver
 from tests.frontends.http.fast.kit import answers, post, settled, site
 from tests.frontends.http.servers import Running, running
 from tests.garbage import no_cycles_of
@@ -21,7 +23,8 @@ from tests.protocols.kserve.models import Vector, Where
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.client import HttpClient
-from weir.errors import Overloaded
+from weir.errors import InvalidRequest, Overloaded
+from weir.frontends.http.fast import inference as tested
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
@@ -73,11 +76,27 @@ def test_a_large_input_is_read_where_it_was_received() -> None:
 
 def test_a_long_reply_for_which_there_is_no_room_is_refused() -> None:
     x = np.ones((1, 100_000), np.float32)
-    with serving(Service(Vector, executor="inline"), max_waiting_bytes=600_000) as server:
+    observer = RecordingObserver()
+    with serving(Service(Vector, executor="inline", observers=[observer]), max_waiting_bytes=600_000) as server:
         for _ in range(4):
             assert infer(server, x, ["sum"])["sum"].tolist() == [x.sum()]
             with pytest.raises(Overloaded, match="max_waiting_bytes"):
                 infer(server, x, ["twice"])
+    assert observer.kinds == {"": 4, "Overloaded": 12}  # the client tries each three times
+
+
+def test_a_reply_that_a_thread_cannot_write_is_no_second_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply(*_: Any) -> Any:
+        assert threading.current_thread().name.startswith("weir-write")
+        raise InvalidRequest("the region is too short")
+
+    monkeypatch.setattr(tested, "reply_to", reply)
+    observer, asked = RecordingObserver(), binary(np.ones((1, 100_000), np.float32))
+    asked["content"] = asked["content"].replace(b'"binary_data_output": true', b'"binary_data_output":false')
+    with serving(Service(Vector, executor="inline", observers=[observer])) as server:
+        answer = server.client.post("/v2/models/vector/infer", **asked)
+        assert (answer.status_code, "too short" in answer.json()["error"]) == (400, True)
+    assert observer.kinds == {"": 1}  # counted when the model had responded
 
 
 def test_several_requests_are_gathered() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from weir.batching.request_state import NEW, RequestBase, settle
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import JSON, Dispatch, Form
 from weir.protocols.account import charge_values
@@ -165,8 +165,18 @@ class HttpRequest(RequestBase, ChannelCall):
             tally.received += plan.length
             tally.sent += len(output)
             connection.request_ended()
-        else:
+            return
+        try:
             self._finish_otherwise(output, dispatch)
+        except WeirError as error:
+            dispatch.refuse(self, error)
+            self.end(error)
+
+    def end(self, error: Exception) -> None:
+        """See ChannelCall. The observers know an end of what was in the queue."""
+        if self.settled and isinstance(error, WeirError):
+            error.reported = error.reported or not isinstance(error, ModelError)
+        super().end(error)
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
@@ -195,8 +205,8 @@ class HttpRequest(RequestBase, ChannelCall):
         self.connection.abort()
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
-        if type(output) is bytes and not self.has_room(len(output)):
-            return
+        if type(output) is bytes:
+            self.charge_response(len(output))
         head = self.head
         headers = [(b"content-type", self.plan.response_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
         if self.form.explain:
@@ -207,16 +217,11 @@ class HttpRequest(RequestBase, ChannelCall):
             self._count(len(output.view))
             self.connection.respond_block(self.plan, headers + echo_headers(head) + trace_headers(self), output)
 
-    def has_room(self, size: int) -> bool:
-        """Charge a response of `size` bytes, if that is long, until it is written: what its client does not read is charged from then on. Return False
-        if there is no room; the request has ended then."""
-        try:
-            if size > LONG_RESPONSE:
-                self.connection.charge(size)
-        except WeirError as error:
-            self.end(error)
-            return False
-        return True
+    def charge_response(self, size: int) -> None:
+        """Charge a response of `size` bytes, if that is long, until it is written: what its client does not read is charged from then on. Raises what
+        Account.take raises."""
+        if size > LONG_RESPONSE:
+            self.connection.charge(size)
 
     def _is_compressed(self, size: int) -> bool:
         return bool(self.head.accept_coding) and size > self.connection.shared.settings.compress_above
@@ -442,6 +447,8 @@ class KserveRequest(HttpRequest):
             waited = dispatch.started_for(self.arrival)
             reply = None if self.layout is None or waited else self.layout.reply(output)
             reply = reply or self._reply(self.inference_request, output, waited)
+        except WeirError:
+            raise
         except Exception as error:
             self.end(error)
         else:
@@ -473,8 +480,8 @@ class KserveRequest(HttpRequest):
         self.memory = None
         dispatch, self.dispatch = self.dispatch, None
         size = sum(map(len, reply.parts))
-        if not (is_charged or self.has_room(size)):
-            return
+        if not is_charged:
+            self.charge_response(size)
         headers = [*reply.headers, *start_headers(self.arrival, dispatch)]  # the layout keeps those of the reply
         if self._is_compressed(size):
             self._send_response(HttpResponse(200, headers, b"".join(reply.parts)))
