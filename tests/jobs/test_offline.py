@@ -32,6 +32,12 @@ def table(tmp_path: Path, content: bytes) -> Source:
     return Source(path, "/infer/m")
 
 
+def test_a_file_whose_first_line_is_no_request_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "in.jsonl").write_bytes(b'\n{"custom_id":"a","url":"/infer/m","body":' + b"[" * 100_000)
+    with pytest.raises(SettingsError, match=r"in.jsonl: line 2: must be an object with custom_id"):
+        check_source(Source(path))
+
+
 def test_a_field_may_be_long(tmp_path: Path) -> None:
     source = table(tmp_path, b"text\n" + b"a" * 200_000 + b"\nshort\n")
     check_source(source)

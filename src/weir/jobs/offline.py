@@ -5,7 +5,6 @@ The directory is removed when the output is complete. If the process ends before
 
 import asyncio
 import csv
-import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Container, Iterator
@@ -18,10 +17,11 @@ import msgspec
 
 from weir.errors import InvalidRequest, SettingsError, add_extra, reason_of
 from weir.jobs import JobSettings
-from weir.jobs.running import NO_REQUESTS, Ask, JobContext, JobRunner, begin_of_text, check_endpoint
+from weir.jobs.running import NO_REQUESTS, Ask, JobContext, JobRunner, begin_of_text, check_endpoint, read_line
 from weir.jobs.store import ACTIVE, Disk, Job, JobStore
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
+from weir.wire.values import UNREADABLE
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress
@@ -189,13 +189,13 @@ def _url_of(source: Source) -> str:
     if not number:
         raise SettingsError(f"{source.path}: {NO_REQUESTS}")
     try:
-        url = json.loads(line)["url"]
-    except (ValueError, KeyError, TypeError) as error:
+        url = read_line(line).url
+    except UNREADABLE as error:
         rule = "must be an object with custom_id, method, url and body"
         raise SettingsError(f"{source.path}: line {number}: {rule}") from error
     if source.url not in (None, url):
         raise SettingsError(f"{source.path}: line {number}: url {url!r}: must be that of --url, {source.url}")
-    return str(url)
+    return url
 
 
 def _body(endpoint: str, value: Any, model: str) -> Any:

@@ -64,7 +64,7 @@ class InputLine(msgspec.Struct):
     method: str = "POST"
 
 
-_DECODER = msgspec.json.Decoder(InputLine)
+read_line = msgspec.json.Decoder(InputLine).decode  # raises one of UNREADABLE
 
 
 def check_endpoint(endpoint: str, endpoints: Container[str]) -> str:
@@ -128,7 +128,7 @@ class InputFile:
 
     def _request(self, line: bytes, number: int, line_number: int, start: int) -> JobRequest | None:
         try:
-            read = _DECODER.decode(line)
+            read = read_line(line)
         except UNREADABLE as error:
             self._note(
                 "invalid_json_line", line_number, f"must be an object with custom_id, method, url and body: {error}"
@@ -157,7 +157,7 @@ def body_of(file: int, request: JobRequest) -> bytes:
     """Return the body of a request, from the input file with this descriptor. Raises NotFound if the file is no longer what it was when it was read
     first, and InvalidRequest for a body that is nested too deeply to be read here."""
     try:
-        return bytes(_DECODER.decode(os.pread(file, request.length, request.start)).body)
+        return bytes(read_line(os.pread(file, request.length, request.start)).body)
     except RecursionError as error:  # how deep may be read depends on the caller
         raise unreadable(error, JSON) from None
     except UNREADABLE as error:
