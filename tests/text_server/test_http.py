@@ -99,6 +99,14 @@ async def test_the_fast_path_answers_as_the_application_does() -> None:
             assert (found[0], fast.heard) == (found[1], slow.heard), (path, said)
 
 
+async def test_a_response_for_which_there_is_no_room_is_counted_once() -> None:
+    async with served(HashingEncoder(), fast=False, max_waiting_bytes=3000, max_body_size=2000) as server:
+        texts, plain = {"input": ["text"] * 40}, {"accept-encoding": "identity"}
+        assert (await server.client.post(OPENAI, json=texts, headers=plain)).status_code == 413
+        calls = {labels: count for labels, count in server.counted().items() if labels[0] == "weir_text_calls_total"}
+        assert calls == {("weir_text_calls_total", "hashing", "openai", "200"): 1}
+
+
 async def test_an_error_in_the_turn_in_which_its_caller_leaves_is_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

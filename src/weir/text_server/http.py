@@ -284,10 +284,11 @@ class HttpTexts:
         self.context = context
 
     def refusal(self, error: BaseException, exchange: HttpExchange | None = None) -> HttpResponse:
-        """Return the response for an `error`, and count it; None is the exchange of a request of which nothing has been read."""
+        """Return the response for an `error`, and count it; None is the exchange of a request of which nothing has been read, or which was counted before."""
         errors, model = (self.endpoint.errors, "") if exchange is None else (exchange.errors, exchange.model)
         response = errors.response(error, development=self.context.http.development)
-        self.context.counts.refused(model, self.endpoint.name, response.status)
+        if exchange is not None or not (isinstance(error, WeirError) and error.reported):
+            self.context.counts.refused(model, self.endpoint.name, response.status)
         return response
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:

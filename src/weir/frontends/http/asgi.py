@@ -350,6 +350,7 @@ class Endpoint:
         try:
             charge_response(len(response.body))
         except WeirError as error:
+            error.reported = True  # the response was counted when it was made
             return self._refusal(error)
         return response
 
