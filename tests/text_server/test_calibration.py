@@ -122,9 +122,9 @@ def test_what_was_measured_while_much_else_ran_is_kept_with_its_doubt(
     found, _ = budget(tmp_path, lambda: 2 ** random.randint(0, 9))
     assert (found.max_batch_cost, found.max_batch_size, found.max_padding, found.padding_cost) == (512.0, 64, 16.0, 1.0)
     (file,) = tmp_path.iterdir()
-    doubtful, waited = json.loads(file.read_text())["uncertainty"]
+    doubtful, _ = json.loads(file.read_text())["uncertainty"]
     said = f"they have 512 tokens: the times of {doubtful} % of the sizes differ"
-    assert doubtful > 25 and waited == 0 and said in caplog.text and f"delete {file}" in caplog.text
+    assert doubtful > 25 and said in caplog.text and f"delete {file}" in caplog.text
     assert budget(tmp_path) == (found, [])
     file.unlink()
     assert budget(tmp_path)[0] != found

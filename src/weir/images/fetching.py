@@ -25,9 +25,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REQUESTS = 4  # for an image: three redirects
 _AT_ONCE = 16  # images that are fetched at the same time
 _PIECE = 1 << 16
-_OTHER_BYTES = (
-    1 << 16
-)  # the most of a response that is not its body: head, framing and trailers; and as many as an eighth of the body
+# The most of a response that is not its body (head, framing and trailers), besides an eighth of the body.
+_OTHER_BYTES = 1 << 16
 _LONGEST_URL = 8192  # characters; what a storage service signs has up to 2,000
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # is not escaped in the path and the query of a URL
 # Networks of addresses that stand for others, NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo (RFC 4380); and of sites, once (RFC 3879).
