@@ -11,6 +11,8 @@ from tests.rings import subcases
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
 from weir.jobs.routes import PIECE, Download, Upload
 from weir.jobs.store import Disk
+from weir.protocols import HttpSettings
+from weir.protocols.account import CLAIM, Account
 
 TYPE = "multipart/form-data; boundary=b"
 
@@ -76,6 +78,28 @@ def test_room_is_kept_for_what_has_arrived(tmp_path: Path) -> None:
     assert (len(reserved), sum(reserved)) == (4, 1_000_000)
     assert (tmp_path / "file").read_bytes() == b"x" * 1_000_000
     assert (tmp_path / "file").stat().st_mode & 0o077 == 0
+
+
+async def test_what_has_come_is_charged_until_it_is_written(tmp_path: Path) -> None:
+    claim, seen, body = (
+        Account(HttpSettings()).claim(),
+        list[int](),
+        form(('name="file"; filename="f"', bytes(2 * PIECE))),
+    )
+    CLAIM.set(claim)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), PIECE // 4):
+            seen.append(claim.held_bytes)
+            claim.take(len(chunk := body[start : start + PIECE // 4]))  # as whoever receives it does
+            yield chunk
+
+    async def reserve(size: int) -> None:
+        """Have room."""
+
+    await Upload(TYPE, tmp_path / "file", 10 * PIECE, reserve, Disk()).read(chunks(), 60.0)
+    assert (seen[:2], max(seen)) == ([0, PIECE // 4], PIECE)  # a client that stalls holds no more than it has sent
+    assert seen[5] == 0
 
 
 @subcases("kind", ["application/json", "multipart/form-data", ""])

@@ -33,7 +33,7 @@ from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_sl
 from weir.jobs.running import JobContext, JobRunner, check_endpoint
 from weir.jobs.store import Disk, Job, JobStore, StoredFile
 from weir.protocols import HttpSettings
-from weir.protocols.account import Pace, charge, release
+from weir.protocols.account import Pace, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import openai_error_response
@@ -114,16 +114,18 @@ class Upload:
         """
         from python_multipart.exceptions import FormParserError
 
-        charge(PIECE)
-        received, pace = 0, Pace()
+        received, kept, pace = 0, 0, Pace()
         try:
             while chunk := await pace.next(lambda: anext(chunks, b""), len, within):
                 received += len(chunk)
+                kept += len(chunk)
                 if received > self._max_size + OVERHEAD:
                     raise TooLarge(f"body: must have at most {OVERHEAD} bytes beside a file of {self._max_size}")
                 self._parser.write(chunk)
                 if len(self._piece) >= PIECE:
                     await self._write()
+                    release(kept)
+                    kept = 0
             self._parser.finalize()
         except FormParserError as error:
             raise InvalidRequest(f"body: is not a form with parts: {error}") from error
@@ -483,7 +485,6 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         if chunk:
             yield chunk
-            release(len(chunk))  # it has been written away, or is in the piece that the upload has charged
 
 
 def _json(value: Any) -> Response:
