@@ -463,19 +463,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "caller",
-        "carrier",
-        "ending",
-        "frontend",
-        "headers",
-        "peer",
-        "responded",
-        "route",
-        "service",
-        "timeout",
-        "trace",
-        "waited",
-    )
+        "caller", "carrier", "ending", "frontend", "headers", "peer", "responded", "route", "service", "timeout", "trace", "waited",
+    )  # fmt: skip
 
     def __init__(
         self,
