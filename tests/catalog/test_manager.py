@@ -343,6 +343,20 @@ async def test_unloading_ends_one_worker_and_with_the_last_the_endpoint() -> Non
     assert await shop.ask("one") == "y"
 
 
+async def test_resizing_neither_loads_a_model_nor_unloads_it() -> None:
+    shop = Workshop(one={"": "a"})
+    await shop.manager.load_model("one")
+    await shop.manager.resize("one", 1)
+    await shop.manager.resize("one", -1)
+    with pytest.raises(weir.Conflict):
+        await shop.manager.resize("one", -1)
+    assert [service.workers.workers for service in shop.registry.all] == [1]
+    await shop.manager.unload_model("one")
+    with pytest.raises(weir.ModelNotFound):
+        await shop.manager.resize("one", 1)
+    assert not shop.registry.all
+
+
 async def test_a_model_that_runs_anyway_is_the_endpoint_without_parameters() -> None:
     shop = Workshop(one={"1": "a", "2": "b"})
     await shop.manager.load_model("one")

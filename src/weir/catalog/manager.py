@@ -497,6 +497,10 @@ class Manager:
         """Let one worker of `endpoint` finish its batches, and stop it; the last worker takes the endpoint with it. Raises ModelNotFound."""
         await self._changes.make(lambda: self._unload_worker(endpoint))
 
+    async def resize(self, name: str, by: int) -> None:
+        """Give a running model one worker more (1) or less (-1). Raises ModelNotFound if it does not run, and what adding or removing raises."""
+        await self._changes.make(lambda: self._resize(name, by))
+
     # The changes themselves. They run one at a time.
 
     async def _start(self) -> None:
@@ -632,8 +636,7 @@ class Manager:
         found = self._endpoints.of(name, parameters, self.registry.services)
         if found is not None:
             if not share:
-                await self.registry.get(found).add_worker()
-                self._endpoints.resized(found, 1)
+                await self._resize(found, 1)
             return found
         reading = await self._read(name, "", None, None)
         known = await asyncio.to_thread(self._repository.names)
@@ -651,12 +654,15 @@ class Manager:
 
     async def _unload_worker(self, endpoint: str) -> None:
         service = self.registry.get(endpoint)
-        endpoint = service.name
         if service.worker_count > 1:
-            await service.remove_worker()
-            self._endpoints.resized(endpoint, -1)
+            await self._resize(service.name, -1)
         else:
-            await self._unload_model(endpoint, "", False)
+            await self._unload_model(service.name, "", False)
+
+    async def _resize(self, name: str, by: int) -> None:
+        service = self.registry.get(name)
+        await (service.add_worker() if by > 0 else service.remove_worker())
+        self._endpoints.resized(name, by)
 
     async def _read(
         self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None

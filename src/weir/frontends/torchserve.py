@@ -6,7 +6,6 @@ A model archive's handler gets the whole request, and decides the status and the
 Weir's own rules hold: who may manage, and that models come from the server's TARGETs and its repository only.
 """
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
@@ -64,7 +63,6 @@ _Call = Callable[[str, _Query], Awaitable[HttpResponse]]  # takes what the path 
 class _Management:
     def __init__(self, context: KserveContext) -> None:
         self._context, self._registry, self._manager = context, context.registry, context.manager
-        self._scaling = asyncio.Lock()  # else two calls might take the last worker together
 
     def endpoints(self) -> list[HttpEndpoint]:
         """Return the endpoints of the API."""
@@ -131,13 +129,9 @@ class _Management:
         if not isinstance(wanted, int) or not 1 <= wanted <= _MOST_WORKERS:
             rule = f"must be a number from 1 to {_MOST_WORKERS}; to have none, unregister the model"
             raise InvalidRequest(f"min_worker={brief(wanted)}: {rule}")
-        name = service.facts.name
-        async with self._scaling:
-            count = service.control.worker_count
-            for _ in range(wanted - count):
-                await self._manager.load_worker(name, {"share": False})
-            for _ in range(count - wanted):
-                await self._manager.unload_worker(name)
+        name, more = service.facts.name, wanted - service.control.worker_count
+        for _ in range(abs(more)):  # others may unregister it between two workers
+            await self._manager.resize(name, 1 if more > 0 else -1)
         return json_response({"status": f"Workers scaled to {wanted} for model: {name}"})
 
     async def unregister(self, model: str, query: _Query) -> HttpResponse:
