@@ -13,6 +13,7 @@ from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 from weir.client.http_connection import HttpReply, ResponseReader, tls_context
 from weir.errors import InvalidRequest, reason_of
@@ -24,6 +25,7 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REQUESTS = 4  # for an image: three redirects
 _AT_ONCE = 16  # images that are fetched at the same time
+_FROM_ONE = 8  # of them, those from one host: a slow one must not stop all
 _PIECE = 1 << 16
 # The most of a response that is not its body (head, framing and trailers), besides an eighth of the body.
 _OTHER_BYTES = 1 << 16
@@ -59,6 +61,7 @@ class Fetcher:
         self._allowed = frozenset(host.lower() for host in self.limits.allow_url)
         self._endings = tuple(each[1:] for each in self._allowed if each.startswith("*."))
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns_of = WeakValueDictionary[str, asyncio.Semaphore]()  # by host and port
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -70,7 +73,8 @@ class Fetcher:
         Raises InvalidRequest for a host or an address that is not allowed, and if no file within the limits comes back in time.
         """
         try:
-            async with self._turns, asyncio.timeout(self.timeout):
+            own = self._turns_of.setdefault(self._target(url).authority, asyncio.Semaphore(_FROM_ONE))
+            async with own, self._turns, asyncio.timeout(self.timeout):
                 return await self._followed(url)
         except TimeoutError:
             rule = f"no response within {self.timeout:g} s"
