@@ -142,12 +142,14 @@ async def test_a_slow_host_does_not_stop_images_of_others() -> None:
     async with serving() as slow, serving() as other:
         one = fetcher(f"127.0.0.1:{slow}", f"127.0.0.1:{other}", timeout=3600.0)
         waiting = [asyncio.ensure_future(one.fetch(f"http://127.0.0.1:{slow}/silent")) for _ in range(99)]
-        async with asyncio.timeout(20.0):
-            await turns(30)
-            assert await one.fetch(f"http://127.0.0.1:{other}/chunks") == b"image"
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        try:
+            async with asyncio.timeout(20.0):
+                await turns(30)
+                assert await one.fetch(f"http://127.0.0.1:{other}/chunks") == b"image"
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_without_hosts_nothing_is_fetched() -> None:
