@@ -117,6 +117,8 @@ def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:
     assert program.send(refusal(429, **{"retry-after": "60"})) == calls.Sleep(60.0)
     with pytest.raises(errors.Overloaded, match="no"):
         program.throw(errors.DeadlineExceeded("no time"))
+    refused = errors.Overloaded("no", retry_after=60.0)
+    assert (Retry().wait(refused, 0, 60.0), Retry().wait(refused, 0, 60.1)) == (None, 60.0)
 
 
 async def test_an_error_is_freed_with_the_last_who_has_it() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import pytest
 from tests.client import kit
 from tests.client.models import item
+from tests.rings import subcases
 
 from weir import errors
-from weir.client import NEVER, ConnectionLost, HttpClient, Unreachable
+from weir.client import NEVER, ConnectionLost, EmbeddingClient, HttpClient, Unreachable
 
 NOWHERE = kit.Running(None, "http://127.0.0.1:9", "127.0.0.1:9")  # type: ignore[arg-type]  # there is none
 
@@ -53,11 +55,44 @@ def answering(*parts: bytes) -> Iterator[kit.Running]:
         thread.join()
 
 
+def _page(body: bytes, head: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode("latin-1") + body
+
+
+@pytest.mark.parametrize("name", ["http", "http-async"])
+@subcases(
+    ("head", "kind", "rule"),
+    [
+        ("503 Busy\r\nRetry-After: 1000000", errors.CapacityError, "HTTP status 503"),
+        ("400 No\r\nRetry-After: \xb2", errors.InvalidRequest, "HTTP status 400"),
+        ("200 OK\r\nInference-Header-Content-Length: 4 bytes", errors.WeirError, "a: the response has another form"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_an_error_at_once(
+    name: str, head: str, kind: type[Exception], rule: str
+) -> None:
+    ask = "stream" if "Retry" in head else "infer"
+    with (
+        answering(_page(b"", head)) as stranger,
+        kit.asking(name, stranger, timeout=5.0) as client,
+        pytest.raises(kind, match=rule),
+    ):
+        list(getattr(client, ask)("a", {"x": numpy.ones(1)}))
+
+
+@subcases("body", [b"<html>", b"\xc0", b"\x82\xa6result\xc4\x04\0\0\0\0\xa5shape\x91\x02"])
+def test_vectors_in_another_form_are_an_error_of_ours(body: bytes) -> None:
+    for is_checked, where in ((False, "/encode"), (True, "/status/server")):
+        with answering(_page(body)) as stranger, pytest.raises(errors.WeirError, match=f"^{where}: .* another form"):
+            EmbeddingClient(stranger.url, check_version=is_checked).encode(["a"])
+
+
 @pytest.mark.parametrize("name", ["http", "http-async"])
 def test_a_body_that_does_not_end_or_is_no_json_is_an_error_of_ours(name: str) -> None:
     drips = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "
-    page = (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>",)
-    for parts, timeout, rule in ((drips, 0.2, "no response in time"), (page, 5.0, "is not JSON")):
+    bodies = b"<html>", b"null", b'"abc"', b"[]", b'{"models": 3}', b"[" * 100_000
+    pages = [((_page(body),), 5.0, "the response has another form") for body in bodies]
+    for parts, timeout, rule in ((drips, 0.2, "no response in time"), *pages):
         with (
             answering(*parts) as stranger,
             kit.asking(name, stranger, timeout=timeout, retry=NEVER) as client,

@@ -64,6 +64,17 @@ def test_garbage_is_reported(data: bytes) -> None:
         ResponseReader().feed(data)
 
 
+def test_headers_without_end_are_not_kept() -> None:
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\n")
+    with pytest.raises(OSError, match="headers of more than 262144 bytes"):
+        for _ in range(300):
+            reader.feed(b"x: %b\r\n" % (b"y" * 1000))
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n")
+    assert reader.headers == {"transfer-encoding": "chunked"}
+
+
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
     reader = ResponseReader()
     reader.feed(b"HTTP/1.1 200 OK\r\n\r\nall of it")

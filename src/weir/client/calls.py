@@ -10,6 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -29,6 +30,7 @@ from weir.errors import (
     SettingsError,
     WeirError,
     WorkerLost,
+    reason_of,
 )
 from weir.wire.data_plane import DATA_PLANE
 from weir.wire.inference import (
@@ -137,8 +139,9 @@ def is_tensors(value: Any) -> bool:
 
 def takes_items(metadata: Mapping[str, Any]) -> bool:
     """Tell from a model's metadata whether it is a model of items."""
-    inputs, outputs = metadata.get("inputs") or [], metadata.get("outputs") or []
-    named = [(tensor["name"], tensor["datatype"]) for tensor in (*inputs, *outputs)]
+    with reading("metadata of a model"):
+        inputs, outputs = metadata.get("inputs") or [], metadata.get("outputs") or []
+        named = [(tensor["name"], tensor["datatype"]) for tensor in (*inputs, *outputs)]
     return named == [(ITEM_INPUT, "BYTES"), (ITEM_OUTPUT, "BYTES")]
 
 
@@ -155,11 +158,12 @@ def item_request(model: str, item: Any, extras: RequestExtras) -> InferenceReque
 
 def item_result(response: InferenceResponse) -> Any:
     """Return the response to one item: the decoded JSON document, or the bytes themselves if they are not JSON."""
-    document = bytes(response.outputs[0].array[0])
-    try:
-        return msgspec.json.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return document
+    with reading(f"item of model {response.model!r}"):
+        document = bytes(response.outputs[0].array[0])
+        try:
+            return msgspec.json.decode(document)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return document
 
 
 def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
@@ -343,7 +347,9 @@ class Calls(ABC):
 
     def models(self) -> Program[list[str]]:
         """Return the names of the models that run."""
-        return list((yield from self.call("models"))["models"])
+        document = yield from self.call("models")
+        with reading("list of models"):
+            return list(document["models"])
 
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
         """Run a model with parameters; return the name of the endpoint."""
@@ -410,7 +416,8 @@ def ensemble(models: Sequence[str | Mapping[str, Any]], inputs: Tensors, outputs
 def has_extension(calls: Calls, name: str) -> Program[bool]:
     """Return whether the server lists the extension `name`."""
     metadata = yield from calls.server_metadata()
-    return name in metadata["extensions"]
+    with reading("metadata of the server"):
+        return name in metadata["extensions"]
 
 
 def until_server_ready(calls: Calls, interval: float) -> Program[None]:
@@ -460,12 +467,13 @@ class Retry:
     first_wait: float = 0.1
     longest_wait: float = 10.0
 
-    def wait(self, error: BaseException, tried: int) -> float | None:
+    def wait(self, error: BaseException, tried: int, left: float) -> float | None:
         """Return the seconds to wait after `error` ended attempt number `tried` (from 0); None if the call must not be sent
-        again."""
+        again, or cannot within the `left` seconds that it has."""
         if not isinstance(error, CapacityError) or isinstance(error, WorkerLost) or tried >= self.times:
             return None
-        return max(error.retry_after or 0.0, min(self.longest_wait, self.first_wait * 2.0**tried))
+        wait = max(error.retry_after or 0.0, min(self.longest_wait, self.first_wait * 2.0**tried))
+        return wait if wait < left else None
 
 
 NEVER = Retry(times=0)
@@ -479,7 +487,7 @@ def retried(retry: Retry, attempt: Callable[[], Program[T]]) -> Program[T]:
         try:
             return (yield from attempt())
         except CapacityError as error:
-            wait = retry.wait(error, tried)
+            wait = retry.wait(error, tried, math.inf)
             if wait is None:
                 raise
             try:
@@ -520,6 +528,15 @@ class Unreachable(CapacityError):
 
 class ConnectionLost(WeirError):
     """The connection ended before the response: whether the request was served is not known."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise WeirError where the block reads a response, `what`, that does not have the form of the protocol."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError) as error:
+        raise WeirError(f"{what}: the response has another form ({reason_of(error)})") from error
 
 
 # Error responses become the errors that a caller in the server's process would get.

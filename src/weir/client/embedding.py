@@ -20,7 +20,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir._version import __version__
-from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client
+from weir.client.calls import NEVER, Retry, Unreachable, of_call, of_client, reading
 from weir.client.http_connection import Connections, HttpReply, OutgoingRequest, checked, headers_with
 from weir.errors import (
     Cancelled,
@@ -109,6 +109,13 @@ class EmbeddingTransport(Protocol):
 
     def close(self) -> None:
         """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
+
+
+class _Encoded(msgspec.Struct):
+    result: bytes
+    shape: list[int]
+    truncated: list[int] = []
+    tokens: list[list[str]] | None = None
 
 
 class Fetched(NamedTuple):
@@ -442,8 +449,9 @@ class HttpEmbedding:
             try:
                 return _read(self._sent(_request(call, self._identity, left), left))
             except CapacityError as error:
-                wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
-                if wait is None or time.monotonic() + wait >= deadline:
+                left = deadline - time.monotonic()
+                wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried, left)
+                if wait is None:
                     raise
             time.sleep(wait)
             tried, left = tried + 1, max(_SHORTEST_TIMEOUT, deadline - time.monotonic())
@@ -474,8 +482,9 @@ class HttpEmbedding:
 
     def status(self, timeout: float) -> dict[str, Any]:
         """See EmbeddingTransport."""
-        found: dict[str, Any] = msgspec.json.decode(self._sent(OutgoingRequest("GET", "/status/server"), timeout).body)
-        return found
+        reply = self._sent(OutgoingRequest("GET", "/status/server"), timeout)
+        with reading("/status/server"):
+            return msgspec.json.decode(reply.body, type=dict[str, Any])
 
     def terminate(self, timeout: float) -> None:
         """See EmbeddingTransport."""
@@ -524,10 +533,10 @@ def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest
 
 
 def _read(reply: HttpReply) -> Vectors:
-    fields = msgspec.msgpack.decode(reply.body)
-    vectors = numpy.frombuffer(fields["result"], "<f4").astype(numpy.float32).reshape(fields["shape"])
-    foreign = reply.headers.get(_FOREIGN, "")
-    return Vectors(vectors, fields.get("truncated", ()), fields.get("tokens"), int(foreign) if foreign.isdigit() else 0)
+    with reading("/encode"):
+        fields = msgspec.msgpack.decode(reply.body, type=_Encoded)
+        vectors = numpy.frombuffer(fields.result, "<f4").astype(numpy.float32).reshape(fields.shape)
+        return Vectors(vectors, fields.truncated, fields.tokens, int(reply.headers.get(_FOREIGN, 0)))
 
 
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming, error_of_status
+from weir.client.calls import Calls, Decoder, Program, Retry, Silence, Streaming, error_of_status, reading
 from weir.client.http_connection import (
     AsyncConnections,
     Connections,
@@ -22,7 +22,6 @@ from weir.client.http_connection import (
     headers_with,
 )
 from weir.client.methods import AsyncClient, Client, PerLoop
-from weir.errors import WeirError
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.data_plane import DATA_PLANE
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -31,7 +30,7 @@ from weir.wire.sse import CONTENT_TYPE, EventParser
 CONNECTIONS = 64
 HEADER_LENGTH = "inference-header-content-length"
 
-_dumps, _loads = msgspec.json.encode, msgspec.json.decode
+_dumps, _loads = msgspec.json.encode, msgspec.json.Decoder(dict[str, Any] | list[Any]).decode
 
 
 class HttpCalls(Calls):
@@ -55,19 +54,18 @@ class HttpCalls(Calls):
         checked(reply)
         if call.name == "load_worker":
             return reply.body.decode()
-        try:
+        with reading(filled):
             return _loads(reply.body) if reply.body else {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise WeirError(f"{filled}: the response is not JSON ({error})") from error
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
         sent = with_binary_outputs(request) if self._binary else request
         reply = checked((yield self._posted(sent, "/infer", "*/*")))
         length = reply.headers.get(HEADER_LENGTH)
-        if length is None:
-            return kserve_json.read_response(reply.body)
-        return kserve_binary.read_response(reply.body, int(length))
+        with reading(request.model):
+            if length is None:
+                return kserve_json.read_response(reply.body)
+            return kserve_binary.read_response(reply.body, int(length))
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls. Each response is an event in JSON, so FP16 and BF16 cannot be outputs."""
@@ -103,7 +101,9 @@ def _event_decoder() -> Decoder:
             if event.name == "error":
                 text, name = error_text(event.data)
                 raise error_of_status(500, text, name=name)
-            yield kserve_json.read_response(event.data)
+            with reading("stream"):
+                response = kserve_json.read_response(event.data)
+            yield response
 
     return feed
 

@@ -55,7 +55,7 @@ def error_of(reply: HttpReply) -> WeirError:
     """Return the error that `reply` stands for, in the protocol's form, in ours (docs/reference/errors.md), or in that of /encode."""
     text, name = error_text(reply.body)
     after = reply.headers.get("retry-after", "")
-    name, seconds = reply.headers.get(ERROR_NAME, name), float(after) if after.isdigit() else None
+    name, seconds = reply.headers.get(ERROR_NAME, name), float(after) if after.isdecimal() else None
     return error_of_status(reply.status, text, name=name, retry_after=seconds)
 
 
@@ -65,13 +65,14 @@ def error_text(body: bytes) -> tuple[str, str]:
         document = msgspec.json.decode(body)
         error = document["error"] if "error" in document else document["description"]
         name = str(document.get("type", ""))
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         return body[:1000].decode(errors="replace"), ""
     return (str(error.get("message", "")) if isinstance(error, dict) else str(error)), name
 
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 _PIECE = 1 << 18  # bytes that a thread reads at a time
+_MAX_HEAD = 1 << 18  # bytes of a response before its body, about
 _SHORTEST = 1e-3  # seconds: a timeout of 0 would make the socket non-blocking
 _URL_RULE = "must be http://HOST:PORT, https://HOST:PORT or unix:PATH"
 
@@ -138,6 +139,7 @@ class ResponseReader:
         self.status = 0
         self.parts: list[bytes] = []
         self.is_complete = False
+        self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
 
     @property
@@ -169,6 +171,10 @@ class ResponseReader:
             self.keeps = False
             if not self.is_complete:
                 raise OSError(GARBAGE) from error
+        if not self.status:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD:
+                raise OSError(f"headers of more than {_MAX_HEAD} bytes")
 
     @property
     def _ends_with_connection(self) -> bool:
@@ -181,8 +187,8 @@ class ResponseReader:
         self.keeps = self.keeps and not self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
-        if not self.is_complete:
+        """Keep a header, unless it follows the body."""
+        if not self.status:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:

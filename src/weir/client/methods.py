@@ -239,11 +239,10 @@ class Client(ClientBase[Transport]):
         prepared = self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
         timeout = of_call(extras.get("timeout"), self._timeout)
-        begun, tried = False, 0
+        begun, tried, silence = False, 0, Silence(timeout)
         while True:
             decode = streaming.decoder()
             try:
-                silence = Silence(timeout)
                 with closing(self._transport.chunks(streaming.step, silence)) as chunks:
                     for chunk in chunks:
                         for response in decode(chunk):
@@ -253,7 +252,7 @@ class Client(ClientBase[Transport]):
                             silence.begin()
                 return
             except CapacityError as error:
-                wait = None if begun else self._retry.wait(error, tried)
+                wait = None if begun else self._retry.wait(error, tried, silence.left)
                 if wait is None:
                     raise
             time.sleep(wait)
@@ -365,11 +364,10 @@ class AsyncClient(ClientBase[AsyncTransport]):
         prepared = await self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
         timeout = of_call(extras.get("timeout"), self._timeout)
-        begun, tried = False, 0
+        begun, tried, silence = False, 0, Silence(timeout)
         while True:
             decode = streaming.decoder()
             try:
-                silence = Silence(timeout)
                 async with aclosing(self._transport.chunks(streaming.step, silence)) as chunks:
                     while True:
                         for response in decode(await silence.next_of(chunks)):
@@ -379,7 +377,7 @@ class AsyncClient(ClientBase[AsyncTransport]):
             except StopAsyncIteration:
                 return
             except CapacityError as error:
-                wait = None if begun else self._retry.wait(error, tried)
+                wait = None if begun else self._retry.wait(error, tried, silence.left)
                 if wait is None:
                     raise
             await asyncio.sleep(wait)
