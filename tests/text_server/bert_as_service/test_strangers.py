@@ -104,6 +104,26 @@ def test_what_is_no_request_is_dropped(opened: Opened) -> None:
     still_serves(opened)
 
 
+def test_all_may_have_so_many_subscriptions_and_each_may_have_one(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> int:
+        return sum(len(peer.topics) for peer in opened.frontend._out.peers)
+
+    monkeypatch.setattr(zeromq, "MAX_ALL_TOPICS", 3)
+    first, second, third = [frame(b"\1" + topic) for topic in (b"first", b"second", b"third")]
+    with connected(opened.port_out, "SUB") as one:
+        one.sendall(first + second + third)
+        opened.until(lambda: taken() == 3)
+        assert ends(connected(opened.port_out, "SUB"), first + second)
+        still_serves(opened)
+        one.sendall(frame(b"\0first") + frame(b"\0second"))
+        opened.until(lambda: taken() == 1)
+        with connected(opened.port_out, "SUB") as other:
+            other.sendall(first + second)
+            opened.until(lambda: taken() == 3)
+
+
 def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
     before = memory()
     for said in (bytes((LONG,)) + struct.pack(">Q", 1 << 40), frame(b"", MORE) * 6):

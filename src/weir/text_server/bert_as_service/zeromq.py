@@ -51,6 +51,7 @@ from weir.wire.status import http_code
 from weir.wire.values import values_bytes
 
 MAX_TOPICS = 256  # subscriptions of one peer
+MAX_ALL_TOPICS = 1 << 16  # subscriptions of all peers, each of which may have one beyond it
 OVERHEAD = 4096  # bytes that each message counts in addition to its size, as many small messages take memory too
 _SWEPT_AT_ONCE = 128  # topics that are swept in one turn of the event loop
 _UNREAD_FACTOR = 4  # all clients together may leave this many times as much unread as one may
@@ -75,6 +76,7 @@ class Publisher:
         self.drops = drops
         self._peers: dict[bytes, dict[Peer, None]] = {}  # subscribers by the exact bytes of their subscription
         self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
+        self._count = 0  # of the subscriptions of all peers
         self._unread_peers: dict[Peer, None] = {}  # peers that may have unread responses
         self._kept: dict[bytes, list[KeptMessage]] = defaultdict(list)
         self._kept_sizes: Counter[bytes] = Counter()  # bytes by topic
@@ -87,13 +89,14 @@ class Publisher:
     # Subscriptions.
 
     def subscribe(self, peer: Peer, event: Subscribed) -> None:
-        """Add or remove a subscription of `peer`. Raises TooLarge if the peer would have more than MAX_TOPICS."""
+        """Add or remove a subscription of `peer`. Raises TooLarge if the peer, or all peers, would have too many."""
         if not event.wanted:
             self._remove(peer, event.topic)
         elif event.topic not in peer.topics:
-            if len(peer.topics) >= MAX_TOPICS:
-                raise TooLarge(f"subscriptions: more than {MAX_TOPICS}")
+            if len(peer.topics) >= MAX_TOPICS or (peer.topics and self._count >= MAX_ALL_TOPICS):
+                raise TooLarge(f"subscriptions: more than {MAX_TOPICS}, or {MAX_ALL_TOPICS} of all clients")
             peer.topics.add(event.topic)
+            self._count += 1
             if event.topic not in self._peers:
                 self._peers[event.topic] = {}
                 self._lengths[len(event.topic)] += 1
@@ -112,6 +115,7 @@ class Publisher:
         if topic not in peer.topics:
             return
         peer.topics.discard(topic)
+        self._count -= 1
         self._peers[topic].pop(peer, None)
         if not self._peers[topic]:
             del self._peers[topic]
