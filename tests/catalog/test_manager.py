@@ -26,7 +26,6 @@ from weir.catalog.manager import (
     Manager,
     ModelState,
     import_in_thread,
-    without_paths,
 )
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import upload_path, versions_in
@@ -566,16 +565,3 @@ async def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
     reasons = [state.reason for state in await manager.index()]
     assert "cannot open model.py" in reasons[0] and "cannot be read" in reasons[1]
     assert not any(str(tmp_path) in reason for reason in reasons)
-
-
-@subcases(
-    ("text", "shown"),
-    [
-        ("File '/srv/models/one/1/model.py', line 3", "File 'model.py', line 3"),
-        ('see "/usr/lib/x.so": cannot', 'see "x.so": cannot'),
-        ("http://host/a/b and one/1: 1/model.onnx", "http://host/a/b and one/1: 1/model.onnx"),
-        ("from /tmp/a/b.onnx failed", "from b.onnx failed"),
-    ],
-)
-def test_paths_are_cut_down_to_names(text: str, shown: str) -> None:
-    assert without_paths(text) == shown

@@ -18,7 +18,7 @@ from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNot
 from weir.catalog import manager
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
-from weir.catalog.residency import Residency
+from weir.catalog.residency import Residency, not_ready, without_paths
 from weir.catalog.sources import ModelReading, ModelToServe, Parameters
 from weir.frontends.http.application import in_memory
 from weir.policy.residency import Resident, Room
@@ -608,3 +608,17 @@ async def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeyp
         house.gate.set()
         await load
         await until(lambda: "b" in house.registry.services)  # it was read all the same
+
+
+@subcases(
+    ("text", "shown"),
+    [
+        ("File '/srv/models/one/1/model.py', line 3", "File 'model.py', line 3"),
+        ('see "/usr/lib/x.so": cannot', 'see "x.so": cannot'),
+        ("http://host/a/b and one/1: 1/model.onnx", "http://host/a/b and one/1: 1/model.onnx"),
+        ("from /tmp/a/b.onnx failed", "from b.onnx failed"),
+    ],
+)
+def test_paths_are_cut_down_to_names(text: str, shown: str) -> None:
+    assert without_paths(text) == shown
+    assert not_ready("one", text).message == f"model 'one' is not ready: {shown}"

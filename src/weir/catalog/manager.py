@@ -8,7 +8,6 @@ makes a new endpoint, called `name-1` and so on.
 import asyncio
 import gc
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weir.catalog.chains import dependents, missing
 from weir.catalog.loading import check_allowed
 from weir.catalog.registry import Registry, version_order
-from weir.catalog.residency import Residency, not_ready
+from weir.catalog.residency import Residency, not_ready, without_paths
 from weir.catalog.sources import (
     CombinedRepository,
     ModelReading,
@@ -184,8 +183,6 @@ async def import_in_thread(work: Callable[[], T]) -> T:
             gc.enable()
 
 
-_PATH = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;()]+/)+(?=[^/\s'\":,;()])")
-
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 LOADING = ("loading", NOT_STARTED)
 
@@ -255,11 +252,6 @@ class ModelStates:
 
     def _update_loading(self) -> None:
         self._registry.loading = {name for (name, _), state in self._under_way.items() if state == "LOADING"}
-
-
-def without_paths(text: str) -> str:
-    """Return `text` with every absolute path in it shortened to its last name: anybody may read the index."""
-    return _PATH.sub("", text)
 
 
 SHARE = "share"

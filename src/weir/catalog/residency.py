@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -24,6 +25,7 @@ from weir.workers.process.launch import Templates
 from weir.workers.timer import Timer, end_tasks, in_background, outcome_of, resolve
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
+_PATH = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;()]+/)+(?=[^/\s'\":,;()])")
 LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
 
 # Returns the bytes that a process takes; None if that is unknown.
@@ -316,9 +318,14 @@ def to_start(settings: RepositorySettings, residency: Residency | None) -> list[
     return settings.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
 
 
+def without_paths(text: str) -> str:
+    """Return `text` with every absolute path in it shortened to its last name: anybody may read the index, and request any model."""
+    return _PATH.sub("", text)
+
+
 def not_ready(model: str, reason: str, retry_after: float | None = None) -> ModelNotReady:
     """Return the error of a request for `model`, which does not run."""
-    return ModelNotReady(f"model {model!r} is not ready: {reason}", retry_after=retry_after)
+    return ModelNotReady(f"model {model!r} is not ready: {without_paths(reason)}", retry_after=retry_after)
 
 
 def _finite(size: float) -> float | None:
