@@ -17,6 +17,7 @@ from weir.client.http import HttpCalls
 from weir.client.http_connection import HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.wire.inference import InferenceResponse
+from weir.wire.sse import MAX_EVENT_BYTES
 
 
 def test_the_datatype_is_that_of_the_array() -> None:
@@ -109,6 +110,13 @@ def test_it_is_not_tried_for_ever() -> None:
 def test_what_a_model_may_have_been_given_is_never_sent_again(reply: Any, kind: type[Exception]) -> None:
     end, waited = waits(Retry(), [reply, LIVE])
     assert (type(end), waited) == (kind, [])
+
+
+def test_an_event_that_is_too_long_or_no_response_is_an_error_of_ours() -> None:
+    for data in (b"data: %b" % bytes(MAX_EVENT_BYTES + 1), b"data: null\n\n", b"data: {" + b'"a":[' * 10_000 + b"\n\n"):
+        request = calls.request_of("a", {"x": numpy.ones(1)}, {})
+        with pytest.raises(WeirError, match=r"^stream: the response has another form|must be an inference response"):
+            list(HttpCalls().stream(request).decoder()(data))
 
 
 def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:

@@ -97,7 +97,9 @@ def _event_decoder() -> Decoder:
     parser = EventParser()
 
     def feed(data: bytes) -> Iterable[InferenceResponse]:
-        for event in parser.feed(data):
+        with reading("stream"):
+            events = parser.feed(data)
+        for event in events:
             if event.name == "error":
                 text, name = error_text(event.data)
                 raise error_of_status(500, text, name=name)
