@@ -52,6 +52,7 @@ RESERVED = 8  # connections of each process that may exceed `max_connections`, f
 # How many files a server may have open in addition to its connections: models, workers, logs, and the connections of probes.
 _OTHER_FILES = 128
 
+_LOOK = 1.0  # seconds after which a body that does not come is looked at again
 # A client that has been silent has its whole patience back after this many bytes of a body. At 60 s a body may arrive at 17 KiB/s, however long it is.
 _RESTORING = 1 << 20
 
@@ -272,10 +273,18 @@ class Pace:
     async def next(self, receive: Callable[[], Awaitable[T]], size: Callable[[T], int], within: float) -> T:
         """Return what `receive` returns, the next part of the body, which has `size` bytes. Raises TimeoutError once the client has used its time up."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with asyncio.timeout((1.0 - self._spent) * within):
-            part = await receive()
-        self._spent = min(1.0, self._spent + (loop.time() - began) / within)
+        left = (1.0 - self._spent) * within
+        while True:
+            began, most = loop.time(), min(left, _LOOK)
+            try:
+                async with asyncio.timeout(most):
+                    part = await receive()
+                break
+            except TimeoutError:
+                left -= most  # and no more, though it may be later: then the server has stood still
+                if left <= 0.0:
+                    raise
+        self._spent = 1.0 - (left - min(loop.time() - began, most)) / within
         self._came(size(part))
         return part
 
