@@ -58,7 +58,18 @@ def found_by(name: str, seconds: float) -> str:
     env = os.environ | {"FAULT": name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [
         sys.executable,
-        *["-m", "pytest", "-vx", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--color=no"],
+        *[
+            "-m",
+            "pytest",
+            "-vx",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            "--tb=no",
+            "--color=no",
+            "--timeout=60",
+        ],
     ]
     unfinished = 0
     for paths in filter(None, tests_for(FAULTS[name].where)):

@@ -118,6 +118,9 @@ class Watch(SilentObserver):
             return
         longest = plan.workers[name].longest + solved * _LONGEST_WAIT
         idle, since = self._world.idle_since(name), min(request.arrival for request in requests)
+        if self._world.loop.leapt_at > -math.inf:
+            # Batches that stood still have taken long, and by these times a request may be refused at once that would be in time.
+            requests = [request for request in requests if request.deadline <= self._world.loop.now]
         for request in () if self._world.stood_still(since) else requests:
             if not request.taken and idle < request.arrival and request.form.timeout > longest:
                 self._world.broken(f"a request expired before an idle worker, after {request.form.timeout:g} s")
