@@ -99,6 +99,8 @@ class SimulatedExecutor(ExecutorBase):
         self._device, self.scaling = device, scaling
         self._turns: Turns | None = None
         self.lingering: set[int] = set()  # what computes after it was stopped
+        self._ended = asyncio.Event()  # nothing does
+        self._ended.set()
         self._params = params or {}
         self.arenas = arenas
         self.unavailable = True
@@ -164,16 +166,20 @@ class SimulatedExecutor(ExecutorBase):
             worker.end()
             worker.state.state = "stopped"
         await self._linger(computing)
+        await self._ended.wait()  # one that is being removed computes, too
 
     async def _linger(self, computing: set[int]) -> None:
         """Return when the workers at these places of the device, which were stopped, have ended."""
         self.lingering |= computing
         self._look_for_idle()
         if self._device is not None and computing:
+            self._ended.clear()
             try:
                 await asyncio.sleep(self._draw.choice(LINGERS))
             finally:
                 self.lingering -= computing
+                if not self.lingering:
+                    self._ended.set()
                 self._look_for_idle()
 
     async def add_worker(self) -> None:
