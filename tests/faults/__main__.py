@@ -12,11 +12,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from subprocess import STDOUT
 from tempfile import TemporaryFile
+from typing import IO
 
 from tests.faults.known import FAULTS
 
@@ -85,20 +87,26 @@ def found_by(name: str, seconds: float) -> str:
 
 def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int | None, str]:
     """Return the exit code of `command`, or None if it took more than `seconds`, and what it printed."""
-    with TemporaryFile("w+", errors="replace") as said:
+    with TemporaryFile("w+") as said:
         process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=said, stderr=STDOUT)
-        code = None
+        code, due = None, time.monotonic() + seconds
         try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # so that it ends its servers
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE)
+            # A fault may also hang what is to end after the test that has failed.
+            while code is None and time.monotonic() < due and not _FAILED.search(_read(said)):
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(1.0)
+            if code is None:
+                process.send_signal(signal.SIGINT)  # so that it ends its servers
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE)
         finally:
             process.kill()
             process.wait()
-        said.seek(0)
-        return code, said.read()
+        return code, _read(said)
+
+
+def _read(said: IO[str]) -> str:
+    return os.pread(said.fileno(), 1 << 24, 0).decode(errors="replace")
 
 
 def main() -> int:
