@@ -80,7 +80,7 @@ def test_our_own_house_has_no_knots() -> None:
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 283
 SOURCE_LINES = 67_245
-TEST_LINES = 72_706
+TEST_LINES = 72_708
 
 
 def test_our_own_house_keeps_its_size() -> None:

@@ -184,6 +184,7 @@ def test_metrics_show_each_front(served: Served) -> None:
         until(lambda: shown("connections") == [1, 2])
         assert all(shown("memory_bytes")) and shown("requests") == [0, 0]
     first.kill()
+    first.wait()
     until(lambda: sum(shown("starts_total")) == sum(before) + 1)
 
 

@@ -229,6 +229,7 @@ def test_texts_of_all_fronts_wait_in_one_queue_until_nobody_wants_them(folder: P
             gone.socket.close()
             until_waiting(served, 3)
             first.kill()
+            first.wait()
             until_waiting(served, 0)
         assert kept.answer()[0] == 200
         until(lambda: len(fronts_of(served)) == 2)
