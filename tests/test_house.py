@@ -79,7 +79,7 @@ def test_our_own_house_has_no_knots() -> None:
 # The whole of the source and of the tests: modules and code lines. A commit may lower these numbers. One that adds a capability may raise
 # them by at most four fifths of its own size, and says so in CHANGELOG.md.
 MODULES = 283
-SOURCE_LINES = 67_245
+SOURCE_LINES = 67_246
 TEST_LINES = 72_708
 
 

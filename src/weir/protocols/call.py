@@ -259,11 +259,13 @@ class InferenceCall(ChannelCall):
         async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:
                 ends = ends and not part.last
-                message = await written(*write(part)[:2])
+                writing = write(part)
+                message = await written(writing.size_bytes, writing.write)
                 del part  # frees its tensors while the client reads the message
                 sent += await self.send_part(message)
         if ends:
             facts = exchange.service.facts
             end = InferenceResponse(facts.name, [], version=facts.version, id=request.id)
-            sent += await self.send_part(await written(*write(StreamPart(end, True))[:2]))
+            writing = write(StreamPart(end, True))
+            sent += await self.send_part(await written(writing.size_bytes, writing.write))
         return sent

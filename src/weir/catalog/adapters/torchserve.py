@@ -211,9 +211,8 @@ def _in_tar(archive: Path) -> _Files:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             if info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, _LONG_NAME):
                 said = _long_header(packed, info)
-                more |= (
-                    said if info.type != tarfile.XGLTYPE else {}
-                )  # of all files, such as the commit that `git archive` notes
+                if info.type != tarfile.XGLTYPE:  # which is of all files, such as the commit that `git archive` notes
+                    more |= said
                 continue
             name, is_folder = more.get("path", info.name), info.type == tarfile.DIRTYPE
             is_sparse = any(key.startswith("GNU.sparse") for key in more)
